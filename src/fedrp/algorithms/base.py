@@ -1,0 +1,90 @@
+"""What an algorithm is: explicit state and pure functions, the same under every carrier.
+
+The two halves meet only in bytes (`fedrp.wire`): `client_round` makes an upload, `server_round` makes an aggregate of
+the uploads, and the next `client_round` finds it in the client's history.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedrp.config import RunConfig
+from fedrp.privacy import Event
+from fedrp.projection import Projection
+from fedrp.secret import SecretKey
+from fedrp.training import Objective, Stack
+
+Vector = npt.NDArray[np.float32]
+
+NOTHING: Vector = np.zeros(0, np.float32)
+
+
+class ClientState(NamedTuple):
+    """What a client keeps from round to round."""
+
+    model: Vector  # (n,) w_i
+    carry: Vector = NOTHING  # what else the algorithm remembers: the dual variable, the initial model
+
+
+class Step(NamedTuple):
+    """A past round, as a client learns of it: the key that its projection came from, and its aggregate."""
+
+    key: SecretKey | None
+    aggregate: Vector | None  # None for round 0, the set-up
+
+
+class Participant(NamedTuple):
+    """A client that is asked to take part in a round."""
+
+    state: ClientState
+    history: Sequence[Step]  # from the last round it took part in (0: the set-up) to the one before this
+    noise: SecretKey  # its own randomness of this round, known to nobody else
+
+
+class Local(NamedTuple):
+    """What a group of clients has at hand in one round."""
+
+    config: RunConfig  # resolved
+    key: SecretKey | None  # of this round
+    project: Callable[[SecretKey], Projection]
+    train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
+
+
+class Upload(NamedTuple):
+    """A client's new state and the vector that it sends."""
+
+    state: ClientState
+    vector: Vector
+
+
+class Algorithm(NamedTuple):
+    """An entry of the table.
+
+    Guarantees, checked for every entry: `client_round` and `client_finish` change no input; the order of uploads does
+    not matter to `server_round`; with one client, the delivered model is what local training gives.
+    """
+
+    summary: str
+    secret: bool  # clients share round keys that the server must not know
+    exchanges: bool  # False: clients never talk
+    delivers: Literal["consensus", "client"]  # one common model, or each client its own
+    catch_up: Literal["latest", "all"]  # which missed aggregates a returning client needs
+    upload_size: Callable[[RunConfig, int], int]
+    resolve: Callable[[RunConfig, int], RunConfig]
+    client_init: Callable[[RunConfig, Vector], ClientState]
+    client_round: Callable[[Local, Sequence[Participant]], list[Upload]]
+    client_finish: Callable[[Local, Participant], ClientState]
+    server_round: Callable[[RunConfig, Vector | None, Sequence[Vector], Sequence[float]], Vector]
+    releases: Callable[[RunConfig], Event]  # what the server learns in one round
+
+
+def full_vector(_config: RunConfig, parameters: int) -> int:
+    """Upload size of algorithms that send the whole model."""
+    return parameters
+
+
+def stacked(vectors: Sequence[Vector]) -> Stack:
+    """Rows for training; a single vector is not copied (it may have 134 million numbers)."""
+    return vectors[0][None] if len(vectors) == 1 else np.stack(vectors)

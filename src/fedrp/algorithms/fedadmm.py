@@ -1,0 +1,62 @@
+"""FedADMM: consensus ADMM on full vectors.
+
+    w_i  <- argmin f_i(w) + y_i'(w - zbar) + rho/2 ||w - zbar||^2       (local SGD, from the client's last w_i)
+    zbar <- mean(w_i + y_i / rho)                                       (server)
+    y_i  <- y_i + rho (w_i - zbar)                                      (when the client learns zbar)
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.config import RunConfig
+from fedrp.training import Objective, Rows, Stack
+
+# Weak enough that ten local steps get somewhere, strong enough that clients agree (docs/results.md).
+DEFAULT_RHO = 0.1
+
+
+def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
+    return config if config.rho is not None else dataclasses.replace(config, rho=DEFAULT_RHO)
+
+
+def _start(_config: RunConfig, initial: Vector) -> ClientState:
+    return ClientState(initial, np.zeros_like(initial))
+
+
+def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+    rho = np.float32(local.config.rho or DEFAULT_RHO)
+    consensus = [_consensus(client) for client in clients]
+    duals = stacked(
+        [client.state.carry + rho * (client.state.model - z) for client, z in zip(clients, consensus, strict=True)]
+    )
+    anchor = stacked(consensus)
+
+    def gradient(weights: Stack, gradients: Stack, rows: Rows) -> Stack:
+        return gradients + duals[rows] + rho * (weights - anchor[rows])
+
+    models = local.train(stacked([client.state.model for client in clients]), Objective(gradient))
+    return [
+        Upload(ClientState(model, dual), model + dual / rho) for model, dual in zip(models, duals, strict=True)
+    ]
+
+
+def _consensus(client: Participant) -> Vector:
+    latest = client.history[-1].aggregate
+    return client.state.model if latest is None else latest  # at first, everyone's model is the consensus
+
+
+def _finish(_local: Local, client: Participant) -> ClientState:
+    return ClientState(_consensus(client), client.state.carry)
+
+
+FEDADMM: Algorithm = FEDAVG._replace(
+    summary="consensus ADMM on full vectors",
+    resolve=_resolve,
+    client_init=_start,
+    client_round=_round,
+    client_finish=_finish,
+)

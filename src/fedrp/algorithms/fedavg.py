@@ -1,0 +1,80 @@
+"""FedAvg: send the model, get the mean (McMahan et al. 2017). And FWC, which never talks: the floor."""
+
+from collections.abc import Sequence
+
+from fedrp.aggregate import weighted_mean
+from fedrp.algorithms.base import (
+    NOTHING,
+    Algorithm,
+    ClientState,
+    Local,
+    Participant,
+    Upload,
+    Vector,
+    full_vector,
+    stacked,
+)
+from fedrp.config import RunConfig
+from fedrp.privacy import Event, NonPrivate, NothingReleased
+from fedrp.training import PLAIN
+
+
+def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
+    return config
+
+
+def _start(_config: RunConfig, initial: Vector) -> ClientState:
+    return ClientState(initial)
+
+
+def _finish(_local: Local, client: Participant) -> ClientState:
+    latest = client.history[-1].aggregate
+    return client.state if latest is None else ClientState(latest)
+
+
+def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+    trained = local.train(stacked([_finish(local, client).model for client in clients]), PLAIN)
+    return [Upload(ClientState(model), model) for model in trained]
+
+
+def _mean(_config: RunConfig, _previous: Vector | None, uploads: Sequence[Vector], weights: Sequence[float]) -> Vector:
+    return weighted_mean(uploads, weights)
+
+
+def _releases(_config: RunConfig) -> Event:
+    return NonPrivate("the server receives every client's model in the clear")
+
+
+FEDAVG = Algorithm(
+    summary="send the model, get the mean",
+    secret=False,
+    exchanges=True,
+    delivers="consensus",
+    catch_up="latest",
+    upload_size=full_vector,
+    resolve=_resolve,
+    client_init=_start,
+    client_round=_round,
+    client_finish=_finish,
+    server_round=_mean,
+    releases=_releases,
+)
+
+
+def _alone(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+    trained = local.train(stacked([client.state.model for client in clients]), PLAIN)
+    return [Upload(ClientState(model), NOTHING) for model in trained]
+
+
+def _nothing_learned(_config: RunConfig) -> Event:
+    return NothingReleased()
+
+
+FWC = FEDAVG._replace(
+    summary="federated without connection: every client alone, the floor",
+    exchanges=False,
+    delivers="client",
+    client_round=_alone,
+    client_finish=lambda _local, client: client.state,
+    releases=_nothing_learned,
+)

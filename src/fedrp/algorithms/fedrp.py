@@ -1,0 +1,91 @@
+"""FedRP as printed (Algorithm 1 of the paper): consensus ADMM on secret projections.
+
+In round t = 1, 2, ... with A = A^{t-1} and zbar = zbar^{t-1} (both from the round before; A^0 and w^0 come from the
+shared initial secret, and zbar^0 = A^0 w^0 needs no exchange):
+
+    w_i <- argmin f_i(w) + y_i'(A w - zbar) + rho/2 ||A w - zbar||^2    (local SGD)
+    y_i <- y_i + rho (A w_i - zbar)
+    send z_i = A^t w_i with the new secret A^t; the server returns zbar^t = mean z_i
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.config import RunConfig, require_choice
+from fedrp.errors import ConfigError
+from fedrp.privacy import Event, ProjectedRelease
+from fedrp.projection import FAMILIES, norm_bound
+from fedrp.training import Objective, Rows, Stack
+
+# SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
+STABLE = 2.0
+DEFAULT_SHARE = 0.25
+
+
+def require_projection(config: RunConfig, parameters: int) -> None:
+    """Refuse an unknown family and a dimension that the model does not have."""
+    require_choice("projection", config.projection, FAMILIES)
+    if config.dim > parameters:
+        raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
+
+
+def _resolve(config: RunConfig, parameters: int) -> RunConfig:
+    require_projection(config, parameters)
+    lr = config.lr or 0.0
+    curvature = lr * norm_bound(config.projection, parameters, config.dim) ** 2
+    if config.rho is None:
+        return dataclasses.replace(config, rho=DEFAULT_SHARE * STABLE / curvature)
+    if config.rho * curvature >= STABLE:
+        raise ConfigError(
+            f"rho={config.rho:g} is not stable with lr={lr:g} and dim={config.dim}: lr * rho * ||A||^2 = "
+            f"{config.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {DEFAULT_SHARE * STABLE / curvature:.3g}"
+        )
+    return config
+
+
+def _start(config: RunConfig, initial: Vector) -> ClientState:
+    return ClientState(initial, np.zeros(config.dim, np.float32))
+
+
+def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+    rho = np.float32(local.config.rho or 0.0)
+    last = clients[0].history[-1]  # the round before: the same key and aggregate for everyone
+    if last.key is None or local.key is None:
+        raise ConfigError("FedRP needs round keys")
+    projection = local.project(last.key)
+    start = stacked([client.state.model for client in clients])
+    duals = stacked([client.state.carry for client in clients])
+    target = projection.forward(start[0]) if last.aggregate is None else last.aggregate
+
+    def gradient(weights: Stack, gradients: Stack, rows: Rows) -> Stack:
+        return gradients + projection.adjoint(duals[rows] + rho * (projection.forward(weights) - target))
+
+    models = local.train(start, Objective(gradient))
+    duals = duals + rho * (projection.forward(models) - target)
+    sent = local.project(local.key).forward(models)
+    return [Upload(ClientState(*state), vector) for *state, vector in zip(models, duals, sent, strict=True)]
+
+
+def _finish(_local: Local, client: Participant) -> ClientState:
+    return client.state
+
+
+def _releases(config: RunConfig) -> Event:
+    return ProjectedRelease(config.dim)
+
+
+FEDRP: Algorithm = FEDAVG._replace(
+    summary="consensus ADMM on secret projections, as printed in the paper",
+    secret=True,
+    delivers="client",
+    upload_size=lambda config, _parameters: config.dim,
+    resolve=_resolve,
+    client_init=_start,
+    client_round=_round,
+    client_finish=_finish,
+    releases=_releases,
+)

@@ -1,0 +1,216 @@
+"""The command line: parse, call, print. No logic of its own."""
+
+import dataclasses
+import json
+import os
+import sys
+import typing
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedrp._version import __version__
+from fedrp.config import RunConfig, Speed, from_settings, read_toml
+from fedrp.errors import ConfigError, FedRPError
+
+_FILES = ("data_dir", "out")
+_CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
+_INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: a user's mistake is one line and an exit code, never a traceback."""
+    try:
+        cli.main(args=arguments, standalone_mode=False)
+    except FedRPError as error:
+        _fail(str(error), error.exit_code)
+    except click.Abort:
+        _fail("stopped", _INTERRUPTED)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("stopped; what is done is in the run folder, go on with --resume", _INTERRUPTED)
+    except BrokenPipeError:
+        os._exit(0)  # the reader of our output went away: nothing left to say
+
+
+def _fail(text: str, code: int) -> None:
+    one_line = " ".join(text.split())
+    print(f"fedrp: {one_line}", file=sys.stderr)
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="fedrp")
+def cli() -> None:
+    """Federated learning with secret random projections."""
+
+
+# --- run and compare -----------------------------------------------------------------------------------------------
+
+
+def _settings(command: Callable[..., None]) -> Callable[..., None]:
+    """One option per field of `RunConfig` and `Speed`: what TOML can say, the command line can say."""
+    for record in (Speed, RunConfig):
+        hints = typing.get_type_hints(record)
+        for setting in reversed(dataclasses.fields(record)):
+            kind = next(k for k in (str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name])))
+            shown = _CLI_WORKERS if setting.name == "workers" else setting.default
+            text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
+            option = "--" + setting.name.replace("_", "-")
+            command = click.option(option, setting.name, type=kind, default=None, help=text)(command)
+    command = click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")(command)
+    command = click.option("--json", "as_json", is_flag=True, help="print one JSON object on standard output")(command)
+    return click.argument("config", required=False, type=click.Path(path_type=Path))(command)
+
+
+def _read_settings(config: Path | None, given: dict[str, Any]) -> tuple[RunConfig, Speed, dict[str, Path | None]]:
+    known = [field.name for record in (RunConfig, Speed) for field in dataclasses.fields(record)]
+    settings: dict[str, Any] = {"workers": _CLI_WORKERS}
+    if config is not None:
+        settings |= read_toml(config, [*known, *_FILES])
+    settings |= {name: value for name, value in given.items() if value is not None}
+    paths = {name: Path(settings[name]) if settings.get(name) else None for name in _FILES}
+    return from_settings(RunConfig, settings), from_settings(Speed, settings), paths
+
+
+@cli.command()
+@_settings
+@click.option("--out", type=click.Path(path_type=Path), help="run folder  [default: a new one below runs/]")
+@click.option("--resume", is_flag=True, help="go on with the run in --out")
+def run(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
+    """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
+    from fedrp.report import print_table
+    from fedrp.simulate import simulate
+    from fedrp.task import named_task
+
+    run_config, speed, paths = _read_settings(config, given)
+    if resume and paths["out"] is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    out = paths["out"] or _new_folder(f"{run_config.algorithm}-{run_config.dataset.replace(':', '-')}")
+    task = named_task(run_config, paths["data_dir"])
+    with _progress([run_config.algorithm], run_config.rounds) as on_round:
+        result = simulate(run_config, task, speed, out, resume, lambda r: on_round(run_config.algorithm, r)).as_json()
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print_table([result])
+        print(f"run folder: {out}")
+
+
+@cli.command()
+@_settings
+@click.option("--algorithms", default="fedavg,fedadmm,fedrp,fwc", show_default=True, help="comma-separated")
+@click.option("--out", type=click.Path(path_type=Path), help="folder of the runs  [default: a new one below runs/]")
+@click.option("--resume", is_flag=True, help="go on with the runs in --out")
+def compare(config: Path | None, as_json: bool, resume: bool, algorithms: str, **given: Any) -> None:
+    """Train several algorithms on the same split; one table and one plot of accuracy per round."""
+    from fedrp.report import plot_accuracy, print_table
+    from fedrp.simulate import simulate
+    from fedrp.task import named_task
+
+    given.pop("algorithm")
+    run_config, speed, paths = _read_settings(config, given)
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"--algorithms '{algorithms}' is not valid: give different names, separated by commas")
+    configs = [dataclasses.replace(run_config, algorithm=name) for name in names]
+    task = named_task(run_config, paths["data_dir"])
+    _require_all_valid(configs, task)
+    out = paths["out"] or _new_folder("compare")
+    results = []
+    with _progress(names, run_config.rounds) as on_round:
+        for item in configs:
+            name = item.algorithm
+            folder = out / name
+            again = resume and folder.exists()
+            result = simulate(item, task, speed, folder, again, lambda record, name=name: on_round(name, record))
+            results.append(result.as_json())
+    plot = out / "accuracy.png"
+    plot_accuracy(results, plot)
+    if as_json:
+        print(json.dumps({"runs": results, "plot": str(plot)}))
+    else:
+        print_table(results)
+        print(f"plot: {plot}")
+
+
+def _require_all_valid(configs: list[RunConfig], task: Any) -> None:
+    """Find a mistake in the last algorithm before the first has run."""
+    from fedrp.models import layout_of
+    from fedrp.simulate import resolved
+
+    parameters = layout_of(task.model()).size
+    for config in configs:
+        resolved(config, parameters)
+
+
+def _new_folder(name: str) -> Path:
+    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist."""
+    number = 1
+    while (path := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return path
+
+
+@contextmanager
+def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
+    """A progress bar per run on standard error; plain lines where that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        tasks = {name: progress.add_task(name, total=rounds, now="", start=False) for name in names}
+
+        def on_round(name: str, record: Any) -> None:
+            accuracy = f"{record.evaluation.delivered.accuracy:.2f} %"
+            progress.start_task(tasks[name])
+            progress.update(tasks[name], completed=record.round, now=accuracy)
+            if not console.is_terminal:
+                seconds = f"{record.seconds:.1f} s"
+                print(f"{name} round {record.round}/{rounds}: {accuracy}, {seconds}", file=sys.stderr, flush=True)
+
+        yield on_round
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+def algorithms() -> None:
+    """List the algorithms."""
+    from fedrp.algorithms import ALGORITHMS
+
+    for name, algorithm in ALGORITHMS.items():
+        print(f"{name:<16} {algorithm.summary}")
+
+
+@cli.group()
+def data() -> None:
+    """Data sets: what there is, and how to get it."""
+
+
+@data.command("list")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+def data_list(data_dir: Path | None) -> None:
+    """List the data sets and whether they are here."""
+    from fedrp.fetch import available
+
+    for name, where, present in available(data_dir):
+        print(f"{name:<14} {'present' if present else 'missing':<8} {where}")
+
+
+@data.command("fetch")
+@click.argument("name")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--base-url", help="fetch from a mirror instead of the official address")
+def data_fetch(name: str, data_dir: Path | None, base_url: str | None) -> None:
+    """Download a data set, check it, and put it into the data folder."""
+    from fedrp.fetch import fetch_dataset
+
+    for path in fetch_dataset(name, data_dir, base_url):
+        print(path)

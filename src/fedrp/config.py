@@ -1,0 +1,152 @@
+"""What a run is (`RunConfig`) and how fast it may be computed (`Speed`), from options or a TOML file.
+
+`RunConfig` decides the result; `Speed` cannot change it. A value of `None` means "choose a sensible default": it is
+resolved once, into a new `RunConfig`, when the model and the data are known.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedrp.errors import ConfigError
+
+WEIGHTINGS = ("uniform", "samples")
+Record = TypeVar("Record")
+
+
+def _setting(default: Any, text: str) -> Any:
+    """A field with its help text; the command line makes an option of it."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the outcome of a run.
+
+    Guarantees: a `RunConfig` that exists has passed the range checks below; checks that need the model or the data
+    (`dim` against the number of parameters, `clients` against the samples) are made when those are known.
+    """
+
+    algorithm: str = _setting("fedrp", "algorithm: see 'fedrp algorithms'")
+    dataset: str = _setting("mnist-mini", "data set: see 'fedrp data list', or idx:FOLDER, or npz:FILE")
+    model: str = _setting("lenet5", "model: lenet5, cnn, resnet18 or vgg16")
+    clients: int = _setting(10, "number of clients K")
+    rounds: int = _setting(10, "number of rounds")
+    local_epochs: int = _setting(1, "local epochs E per round")
+    batch_size: int = _setting(64, "examples per local step")
+    lr: float | None = _setting(None, "learning rate of local SGD; default by model")
+    momentum: float = _setting(0.9, "momentum of local SGD")
+    rho: float | None = _setting(None, "ADMM penalty; default by algorithm")
+    dim: int = _setting(1000, "projection dimension m: how many numbers a client sends")
+    projection: str = _setting("gaussian", "projection family: gaussian, sign or hadamard")
+    partition: str = _setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
+    participation: float = _setting(1.0, "fraction of clients that take part in a round")
+    weighting: str = _setting("uniform", "weights of the average: uniform or samples")
+    seed: int = _setting(0, "public run seed: split, batches, sampling")
+    clip: float | None = _setting(None, "largest norm of a client's update (private algorithms)")
+    noise_multiplier: float | None = _setting(None, "noise on the sum of updates, in units of clip")
+    dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier")
+    dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        for name in ("lr", "rho", "clip", "dp_epsilon"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
+        _require(
+            self.noise_multiplier is None or 0 <= self.noise_multiplier < float("inf"),
+            *("noise_multiplier", self.noise_multiplier, "a number of at least 0"),
+        )
+        _require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
+        _require(0 < self.participation <= 1, "participation", self.participation, "a fraction above 0 and at most 1")
+        _require(0 < self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability between 0 and 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        require_choice("weighting", self.weighting, WEIGHTINGS)
+        if self.noise_multiplier is not None and self.dp_epsilon is not None:
+            raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How a run is computed. Nothing here changes the result, except `device` in the last digits."""
+
+    workers: int = _setting(1, "worker processes")
+    threads: int = _setting(1, "torch threads of each worker; a change may move the last digits")
+    device: str = _setting("cpu", "torch device of local training")
+    projection_memory: int = _setting(4096, "MB that a gaussian matrix may take; a larger one is streamed")
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        _require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
+
+
+def _require(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={value} is not valid: expected {expected}")
+
+
+def require_choice(name: str, value: str, choices: typing.Iterable[str]) -> None:
+    """Refuse a name that is not in a table, and suggest the nearest."""
+    known = list(choices)
+    if value not in known:
+        raise ConfigError(f"unknown {name} '{value}'{_suggestion(value, known)}; known: {', '.join(known)}")
+
+
+def _suggestion(value: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(value, known, n=1)
+    return f", did you mean '{near[0]}'?" if near else ""
+
+
+# --- TOML ----------------------------------------------------------------------------------------------------------
+
+
+def read_toml(path: Path, allowed: typing.Iterable[str]) -> dict[str, Any]:
+    """The settings of a TOML file, keys with '-' or '_' alike; an unknown key is an error with a suggestion."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {_reason(error)}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    known = list(allowed)
+    settings = {}
+    for key, value in raw.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{path}: unknown key '{key}'{_suggestion(name, known)}")
+        settings[name] = value
+    return settings
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
+def from_settings(record: type[Record], settings: dict[str, Any]) -> Record:
+    """Build a config record from the settings that belong to it, checking their types."""
+    hints = typing.get_type_hints(record)
+    values = {name: _typed(name, settings[name], hint) for name, hint in hints.items() if name in settings}
+    return record(**values)
+
+
+def _typed(name: str, value: object, hint: Any) -> object:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) != (bool in kinds) or not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
+        raise ConfigError(f"{name}={value!r} is not valid: expected {expected}")
+    return value
+
+
+def to_json(config: RunConfig) -> str:
+    """The config as JSON, as it is kept in a run folder."""
+    return json.dumps(dataclasses.asdict(config), indent=2)

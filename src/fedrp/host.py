@@ -1,0 +1,345 @@
+"""Where simulated clients live: in this process, or spread over worker processes.
+
+A `ClientHost` keeps the state of its clients and answers packets with packets. A `Worker` is a `ClientHost` in another
+process behind a pipe, which carries packets, scores and file names, never a client's state.
+"""
+
+import hashlib
+import json
+import pickle
+import resource
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import load_file, save_file
+
+from fedrp.algorithms.base import ClientState
+from fedrp.config import RunConfig, Speed
+from fedrp.errors import ConfigError, FedRPError
+from fedrp.evaluate import Correct, Score, score
+from fedrp.models import ModelFactory, Vector
+from fedrp.rng import RunSeed
+from fedrp.sealing import Identity
+from fedrp.secret import SecretKey
+from fedrp.silo import Envelope, Silo, Site, finished, hello, make_workbench, respond
+from fedrp.training import Examples, Loss
+
+Packets = dict[int, bytes]
+
+_GROUP_FLOATS = 2**24  # weights of clients trained together: 64 MB a matrix
+_GROUPS = 4  # at least this many, if there are enough clients, so that workers have something to share
+
+
+@dataclass(frozen=True)
+class SimulatedEntropy:
+    """Secrets of a simulated client, derived from the public run seed so that a simulation repeats exactly.
+
+    They hide nothing from anyone who knows the seed. A deployment takes `fedrp.sealing.SystemEntropy` and no other.
+    """
+
+    seed: RunSeed
+    client: int
+
+    def secret(self, purpose: str, *indices: int) -> SecretKey:
+        """The same 32 bytes for the same seed, client and name."""
+        name = "|".join(["fedrp-simulation", str(self.seed.value), str(self.client), purpose, *map(str, indices)])
+        return SecretKey(hashlib.sha256(name.encode()).digest())
+
+
+class HostSetup(NamedTuple):
+    """All that a host is built from; sent once to a worker."""
+
+    config: RunConfig
+    speed: Speed
+    run: bytes
+    factory: ModelFactory
+    loss: Loss
+    correct: Correct
+    groups: dict[int, list[int]]  # group number -> its clients
+    data: dict[int, Examples]
+    test: Examples
+
+
+class GroupSum(NamedTuple):
+    """The sum of the models of a group's clients, for the average of all models."""
+
+    group: int
+    total: npt.NDArray[np.float64]
+
+
+def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
+    """Clients that are trained together. Never depends on the number of workers: results must not, either."""
+    size = max(1, min(-(-clients // _GROUPS), _GROUP_FLOATS // parameters))
+    starts = range(0, clients, size)
+    return {group: list(range(start, min(start + size, clients))) for group, start in enumerate(starts)}
+
+
+class ClientHost:
+    """The clients of one process and their states."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        self._setup = setup
+        config, seed = setup.config, RunSeed(setup.config.seed)
+        memory = setup.speed.projection_memory * 2**20
+        device = torch.device(setup.speed.device)
+        self._bench = make_workbench(config, setup.run, setup.factory, setup.loss, device, memory)
+        self._silos = {client: Silo(client) for client in setup.data}
+        self._sites = {}
+        for client, data in setup.data.items():
+            entropy = SimulatedEntropy(seed, client)
+            self._sites[client] = Site(Identity(entropy.secret("identity")), entropy, data)
+
+    def hello(self) -> Packets:
+        """Every client's first packet."""
+        return {client: hello(self._bench, client, site) for client, site in self._sites.items()}
+
+    def respond(self, packets: Packets) -> Packets:
+        """The clients' replies; their states move on."""
+        replies: Packets = {}
+        for members in self._setup.groups.values():
+            chosen = [client for client in members if client in packets]
+            if not chosen:
+                continue
+            silos, sites = [self._silos[c] for c in chosen], [self._sites[c] for c in chosen]
+            answers = respond(self._bench, silos, sites, [packets[c] for c in chosen])
+            for client, (silo, reply) in zip(chosen, answers, strict=True):
+                self._silos[client] = silo
+                replies[client] = reply
+        return replies
+
+    def score(self, packets: Packets) -> dict[int, Score]:
+        """Score the models that clients would end with if the run finished now, by these packets."""
+        bench, setup = self._bench, self._setup
+        return {c: score(bench.trainer, self._final(c, p).model, setup.test, setup.correct) for c, p in packets.items()}
+
+    def score_model(self, model: Vector) -> Score:
+        """Score a given model."""
+        return score(self._bench.trainer, model, self._setup.test, self._setup.correct)
+
+    def sums(self, packets: Packets) -> list[GroupSum]:
+        """Sums of final models, per group."""
+        result = []
+        for group, members in self._setup.groups.items():
+            total = np.zeros(self._bench.trainer.layout.size)
+            for client in members:
+                total += self._final(client, packets[client]).model
+            result.append(GroupSum(group, total))
+        return result
+
+    def final_models(self, packets: Packets) -> dict[int, Vector]:
+        """The clients' final models. For the simulation's result; a deployment has no such call."""
+        return {client: self._final(client, packet).model for client, packet in packets.items()}
+
+    def _final(self, client: int, packet: bytes) -> ClientState:
+        return finished(self._bench, self._silos[client], self._sites[client], packet)
+
+    def save(self, folder: Path) -> None:
+        """Write the states of all clients. Equal arrays that are shared are written once. No opened key is in it."""
+        for group, members in self._setup.groups.items():
+            arrays: dict[str, Vector] = {}
+            names: dict[int, str] = {}
+            records = []
+            for client in members:
+                silo = self._silos[client]
+                fields = []
+                for array in silo.state or ():
+                    name = names.setdefault(id(array), str(len(names)))
+                    arrays[name] = np.ascontiguousarray(array)
+                    fields.append(name)
+                envelopes = {str(r): [e.dealer, e.sealed.hex()] for r, e in silo.envelopes.items()}
+                roster = [public.hex() for public in silo.roster]
+                records.append({"client": client, "round": silo.round, "state": fields, "envelopes": envelopes})
+            save_file(arrays, _group_file(folder, group), {"silos": json.dumps(records), "roster": json.dumps(roster)})
+
+    def load(self, folder: Path) -> None:
+        """Take up states written by `save`."""
+        for group in self._setup.groups:
+            path = _group_file(folder, group)
+            arrays, metadata = load_file(path), _metadata(path)
+            roster = tuple(bytes.fromhex(public) for public in json.loads(metadata["roster"]))
+            for record in json.loads(metadata["silos"]):
+                fields = [arrays[name] for name in record["state"]]
+                envelopes = {int(r): Envelope(d, bytes.fromhex(s)) for r, (d, s) in record["envelopes"].items()}
+                state = ClientState(*fields) if fields else None
+                self._silos[record["client"]] = Silo(record["client"], record["round"], state, roster, envelopes)
+
+    def peak_memory(self) -> float:
+        """Largest resident size of this process so far, in MB."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _group_file(folder: Path, group: int) -> Path:
+    return folder / f"clients-{group:04d}.safetensors"
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return dict(file.metadata())
+
+
+class Worker:
+    """A `ClientHost` in a process of its own. Calls are sent with `send` and answered by `receive`."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, setup), daemon=True)
+        try:
+            self._process.start()
+        except (AttributeError, pickle.PicklingError, TypeError) as error:
+            raise ConfigError(
+                f"the task cannot be sent to worker processes ({error}): "
+                "define model, loss and data at the top level of a module, or use workers=1"
+            ) from None
+        other.close()
+
+    def send(self, method: str, *arguments: object) -> None:
+        """Ask for a method of the host."""
+        try:
+            self._pipe.send((method, arguments))
+        except (BrokenPipeError, ConnectionResetError):
+            raise FedRPError("a worker process ended unexpectedly (out of memory?)") from None
+
+    def receive(self) -> Any:
+        """The answer to the oldest call that is not yet answered."""
+        try:
+            good, value = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise FedRPError("a worker process ended unexpectedly (out of memory?)") from None
+        if not good:
+            raise value
+        return value
+
+    def stop(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(timeout=1)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+
+def _serve(pipe: Connection, setup: HostSetup) -> None:
+    """Answer calls until the other end goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then ends this one
+    set_threads(setup.speed)
+    host: ClientHost | None = None
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            host = host or ClientHost(setup)
+            answer: tuple[bool, object] = (True, getattr(host, method)(*arguments))
+        except FedRPError as error:
+            answer = (False, error)
+        except Exception as error:  # whatever it is, the main process must hear of it
+            answer = (False, RuntimeError(f"{type(error).__name__} in a worker process\n{traceback.format_exc()}"))
+        try:
+            pipe.send(answer)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def set_threads(speed: Speed) -> None:
+    """Let this process compute with as many threads as configured."""
+    torch.set_num_threads(speed.threads)
+
+
+class Hosts:
+    """All clients of a simulation, wherever they live. Calls go to all workers at once."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        count = min(setup.speed.workers, len(setup.groups))
+        self._owner: dict[int, int] = {}
+        shares = []
+        for worker in range(count):
+            groups = {g: members for g, members in setup.groups.items() if g % count == worker}
+            clients = [client for members in groups.values() for client in members]
+            self._owner.update(dict.fromkeys(clients, worker))
+            shares.append(setup._replace(groups=groups, data={c: setup.data[c] for c in clients}))
+        self._local = ClientHost(setup) if count == 1 else None
+        self._workers = [] if count == 1 else [Worker(share) for share in shares]
+
+    def exchange(self, packets: Packets) -> Packets:
+        """Deliver packets to clients and return their replies. Only bytes pass, in both directions."""
+        require_bytes(packets)
+        replies = {c: r for part in self._each("respond", packets) for c, r in part.items()}
+        require_bytes(replies)
+        return dict(sorted(replies.items()))
+
+    def hello(self) -> Packets:
+        """Every client's first packet."""
+        packets = {c: p for part in self._all("hello") for c, p in part.items()}
+        require_bytes(packets)
+        return packets
+
+    def score(self, packets: Packets) -> dict[int, Score]:
+        """Scores of clients' models, see `ClientHost.score`."""
+        return {c: s for part in self._each("score", packets) for c, s in part.items()}
+
+    def average(self, packets: Packets) -> Vector:
+        """The average of all clients' final models; the same whatever the number of workers."""
+        sums = sorted(part for parts in self._each("sums", packets) for part in parts)
+        return (np.sum([part.total for part in sums], axis=0) / len(packets)).astype(np.float32)
+
+    def score_model(self, model: Vector) -> Score:
+        """Score a given model."""
+        if self._local:
+            return self._local.score_model(model)
+        self._workers[0].send("score_model", model)
+        return self._workers[0].receive()  # type: ignore[no-any-return]
+
+    def final_models(self, packets: Packets) -> dict[int, Vector]:
+        """Clients' final models."""
+        return {c: m for part in self._each("final_models", packets) for c, m in part.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write all clients' states into a folder."""
+        self._all("save", folder)
+
+    def load(self, folder: Path) -> None:
+        """Read all clients' states from a folder."""
+        self._all("load", folder)
+
+    def peak_memory(self) -> float:
+        """Sum of the largest resident sizes of all processes of this run, in MB."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return own + sum(self._all("peak_memory")) if self._workers else own
+
+    def stop(self) -> None:
+        """End the worker processes."""
+        for worker in self._workers:
+            worker.stop()
+
+    def _all(self, method: str, *arguments: object) -> list[Any]:
+        if self._local:
+            return [getattr(self._local, method)(*arguments)]
+        for worker in self._workers:
+            worker.send(method, *arguments)
+        return [worker.receive() for worker in self._workers]
+
+    def _each(self, method: str, packets: Packets) -> list[Any]:
+        if self._local:
+            return [getattr(self._local, method)(packets)]
+        for number, worker in enumerate(self._workers):
+            worker.send(method, {c: p for c, p in packets.items() if self._owner[c] == number})
+        return [worker.receive() for worker in self._workers]
+
+
+def require_bytes(packets: Packets) -> None:
+    """The rule of the house: nothing but encoded bytes passes between the two sides."""
+    for client, packet in packets.items():
+        if type(packet) is not bytes:
+            raise TypeError(f"client {client}: a {type(packet).__name__} tried to cross the wire, only bytes may")

@@ -1,0 +1,263 @@
+"""Models, and the one flat float32 vector that everything after them sees.
+
+`Layout` ties a `torch.nn.Module` to rows of a matrix: parameters (and gradients) become views into a row, so a model
+is loaded, trained and read without a copy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedrp.errors import ConfigError
+from fedrp.rng import RunSeed
+from fedrp.secret import SecretKey
+
+Vector = npt.NDArray[np.float32]  # (n,)
+ModelFactory = Callable[[], nn.Module]
+InputShape = tuple[int, ...]  # (channels, height, width), or (features,)
+
+_PACKED_DTYPES = (torch.float32,)
+
+
+# --- a module and its vector ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter of a module lies in the flat vector, in the order of `named_parameters()`.
+
+    Guarantees: `bind(module, row)` makes every trainable parameter a view of `row` (no copy); `flatten` and `bind` are
+    inverse to each other.
+    """
+
+    shapes: tuple[torch.Size, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of parameters n."""
+        return sum(map(prod, self.shapes))
+
+    def views(self, row: torch.Tensor) -> list[torch.Tensor]:
+        """One view per parameter into `row` (n,)."""
+        parts = torch.split(row, [prod(shape) for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def bind(self, module: nn.Module, weights: torch.Tensor, gradients: torch.Tensor | None = None) -> None:
+        """Let the module live in `weights` (n,), and its gradients accumulate into `gradients` (n,)."""
+        parameters = _trainable(module)
+        for parameter, view in zip(parameters, self.views(weights), strict=True):
+            parameter.data = view
+        if gradients is not None:
+            for parameter, view in zip(parameters, self.views(gradients), strict=True):
+                parameter.grad = view
+
+    def flatten(self, module: nn.Module) -> Vector:
+        """A copy of the module's parameters as one vector."""
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in _trainable(module)])
+        return flat.cpu().numpy().astype(np.float32, copy=False)
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """The layout of a module that can be trained here.
+
+    Raises:
+        ConfigError: it has BatchNorm (its running statistics live outside the vector and would leak and drift), no
+            trainable parameter, or parameters that are not float32.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+            raise ConfigError(
+                f"layer '{name}' ({type(layer).__name__}) keeps running statistics that are not parameters: "
+                "use GroupNorm, or wrap your model in fedrp.replace_batchnorm(model)"
+            )
+    parameters = _trainable(module)
+    if not parameters:
+        raise ConfigError(f"model {type(module).__name__} has no trainable parameters")
+    odd = next((p.dtype for p in parameters if p.dtype not in _PACKED_DTYPES), None)
+    if odd is not None:
+        raise ConfigError(f"model {type(module).__name__} has parameters of {odd}: convert it with model.float()")
+    return Layout(tuple(parameter.shape for parameter in parameters))
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def load_vector(module: nn.Module, vector: Vector) -> nn.Module:
+    """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model."""
+    layout = layout_of(module)
+    if vector.shape != (layout.size,):
+        raise ConfigError(f"the vector has {vector.size} numbers, the model {layout.size} parameters")
+    layout.bind(module, torch.from_numpy(vector.copy()))
+    return module
+
+
+def replace_batchnorm(module: nn.Module, groups: int = 8) -> nn.Module:
+    """The same model with each BatchNorm replaced by GroupNorm (in place for inner layers).
+
+    The number of groups is the largest divisor of the channels that is at most `groups`.
+    """
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        channels = module.num_features
+        divisor = max(g for g in range(1, groups + 1) if channels % g == 0)
+        return nn.GroupNorm(divisor, channels, eps=module.eps, affine=module.affine)
+    for name, child in module.named_children():
+        setattr(module, name, replace_batchnorm(child, groups))
+    return module
+
+
+# --- initial values ------------------------------------------------------------------------------------------------
+
+
+def public_initial(factory: ModelFactory, seed: RunSeed) -> Vector:
+    """The model's own initialisation, drawn from the public run seed."""
+    # Layers draw from torch's global generator and take no other; it is put back as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(seed.integer("initial-model"))
+        module = factory()
+    return layout_of(module).flatten(module)
+
+
+def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
+    """An initial model that only holders of `key` know.
+
+    Tensors that the model initialises at random are drawn anew from the key's stream with their own mean and standard
+    deviation; constant tensors (zero biases, unit gains) stay. The template comes from a public seed, so every client
+    computes the same vector.
+    """
+    template = public_initial(factory, RunSeed(0))
+    with torch.random.fork_rng(devices=[]):
+        module = factory()
+    sizes = [prod(shape) for shape in layout_of(module).shapes]
+    normals = key.derive("initial-model").normals(template.size).astype(np.float32)
+    result = np.empty_like(template)
+    start = 0
+    for size in sizes:
+        part = slice(start, start + size)
+        values = template[part].astype(np.float64)
+        # Rounded to float32 first: a sum in another order on another machine must not change a bit.
+        mean, spread = np.float32(values.mean()), np.float32(values.std())
+        result[part] = mean + spread * normals[part] if spread > 0 else template[part]
+        start += size
+    return result
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def lenet5(shape: InputShape, classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max-pooling: 61,706 parameters for 28x28x1 (padded) or 32x32x1 pictures."""
+    channels, height, _ = _picture("lenet5", shape, smallest=28)
+    padding = 2 if height == 28 else 0
+    features = nn.Sequential(
+        *[nn.Conv2d(channels, 6, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)],
+        *[nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()],
+    )
+    flat = _flat_size(features, shape)
+    head = [nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)]
+    return nn.Sequential(*features, *head)
+
+
+def cnn(shape: InputShape, classes: int) -> nn.Module:
+    """The paper's GroupNorm network: 846,634 parameters for 32x32x3 pictures and 10 classes."""
+    channels, _, _ = _picture("cnn", shape, smallest=8)
+    layers: list[nn.Module] = []
+    for width, groups in ((32, 8), (64, 16), (128, 16)):
+        for inputs in (channels, width):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.GroupNorm(groups, width), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        channels = width
+    features = nn.Sequential(*layers, nn.Flatten())
+    flat = _flat_size(features, shape)
+    head = [nn.Linear(flat, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes)]
+    return nn.Sequential(*features, *head)
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, with GroupNorm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *[nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.GroupNorm(32, outputs), nn.ReLU()],
+            *[nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.GroupNorm(32, outputs)],
+        )
+        same = inputs == outputs and stride == 1
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet18(shape: InputShape, classes: int) -> nn.Module:
+    """ResNet-18 for small pictures (3x3 stem, no first pooling), GroupNorm instead of BatchNorm."""
+    channels, _, _ = _picture("resnet18", shape, smallest=8)
+    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
+    width = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_ResidualBlock(width, outputs, stride), _ResidualBlock(outputs, outputs, 1)]
+        width = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+def vgg16(shape: InputShape, classes: int) -> nn.Module:
+    """VGG-16 with its 4096-wide head: 134,301,514 parameters for 3 channels and 10 classes."""
+    channels, height, _ = _picture("vgg16", shape, smallest=16)
+    layers: list[nn.Module] = [nn.ZeroPad2d(max(0, (33 - height) // 2))]  # five poolings need 32 pixels
+    for widths in ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)):
+        for width in widths:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
+    layers += [nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()]
+    return _he_initialised(nn.Sequential(*layers, nn.Linear(4096, classes)))
+
+
+def _he_initialised(module: nn.Module) -> nn.Module:
+    # Without normalisation layers, torch's default gain makes 16 layers fade to nothing.
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return module
+
+
+class ModelSpec(NamedTuple):
+    """A row of the table."""
+
+    build: Callable[[InputShape, int], nn.Module]
+    learning_rate: float  # a default that learns on every bundled data set
+    summary: str
+
+
+MODELS: dict[str, ModelSpec] = {
+    "lenet5": ModelSpec(lenet5, 0.1, "LeNet-5, 61,706 parameters for 28x28x1"),
+    "cnn": ModelSpec(cnn, 0.1, "GroupNorm network of the paper, 846,634 parameters for 32x32x3"),
+    "resnet18": ModelSpec(resnet18, 0.1, "ResNet-18 with GroupNorm, 11,173,962 parameters for 32x32x3"),
+    "vgg16": ModelSpec(vgg16, 0.01, "VGG-16, 134,301,514 parameters for 32x32x3"),
+}
+
+
+def _picture(model: str, shape: InputShape, smallest: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(
+            f"model '{model}' takes pictures (channels, height, width) of at least {smallest} pixels, "
+            f"but the data has shape {shape}"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _flat_size(features: nn.Module, shape: InputShape) -> int:
+    with torch.no_grad():
+        return int(features(torch.zeros(1, *shape)).shape[1])

@@ -1,0 +1,58 @@
+"""The chi distribution and its weighted tails, without cancellation, from 1 to 10^9 degrees of freedom.
+
+All privacy losses of the projection are quadratic in s = ||z|| / scale, and s is chi distributed. A hockey-stick
+divergence is then E[(1 - e^(-rate |s^2 - edge^2|)); s beyond edge]: the integrand is positive, so a quadrature keeps full
+relative accuracy where the usual difference of two tail probabilities has lost all digits or has underflowed.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+FloatArray = npt.NDArray[np.float64]
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+_REACH = 11.0  # log chi density has second derivative <= -1: beyond its mode by 11 there is less than e^-60 of it
+# Panels in units of distance from the edge: halving towards it (for layers as thin as 1e-15), then unit steps.
+_PANELS = np.concatenate([[0.0], 0.5 ** np.arange(50, 0, -1), np.arange(1.0, 2 * _REACH + 2)])
+
+
+def log_chi_density(s: FloatArray, degrees: float) -> FloatArray:
+    """Log density of the chi distribution: (k-1) ln s - s^2/2 + (1 - k/2) ln 2 - ln Gamma(k/2).
+
+    Computed as -(k/2)(u - ln(1+u)) - ln s + const with u = s^2/k - 1, so that terms of size k never meet.
+    """
+    half = degrees / 2
+    root = math.sqrt(degrees)
+    relative = (s - root) * (s + root) / degrees
+    log_ratio = np.where(s < root / 2, 2 * np.log(s / root), np.log1p(np.maximum(relative, -0.75)))
+    constant = 0.5 * math.log(2 * half / math.pi) - _stirling_error(half)
+    return np.asarray(-half * (relative - log_ratio) - np.log(s) + constant)
+
+
+def log_tail_excess(edge: float, rate: float, degrees: float, *, upper: bool) -> float:
+    """ln E[1 - e^(-rate |s^2 - edge^2|)] over s > edge (`upper`) or s < edge, with s chi distributed.
+
+    Guarantees: relative error of the excess about 1e-11 for 1 <= degrees <= 1e9 and any edge > 0, rate > 0.
+    """
+    side = 1.0 if upper else -1.0
+    skip = max(0.0, side * (math.sqrt(degrees) - edge) - _REACH)  # mass nearer to the edge than this is negligible
+    width = _PANELS[-1] if upper else min(edge - skip, _PANELS[-1])
+    panels = np.append(_PANELS[_PANELS < width], width)
+    half_widths = np.diff(panels) / 2
+    offset = skip + (panels[:-1, None] + half_widths[:, None] * (1 + _NODES))
+    s = edge + side * offset
+    weight = -np.expm1(-rate * offset * (2 * edge + side * offset))
+    log_terms = log_chi_density(s, degrees) + np.log(weight * _WEIGHTS * half_widths[:, None])
+    peak = float(log_terms.max())
+    return peak + math.log(float(np.exp(log_terms - peak).sum()))
+
+
+def _stirling_error(x: float) -> float:
+    """ln Gamma(x) - ((x - 1/2) ln x - x + ln(2 pi)/2)."""
+    if x < 20:
+        return float(gammaln(x)) - ((x - 0.5) * math.log(x) - x + 0.5 * math.log(2 * math.pi))
+    y = 1 / x**2
+    return (1 / 12 - y * (1 / 360 - y * (1 / 1260 - y * (1 / 1680 - y / 1188)))) / x

@@ -1,0 +1,150 @@
+"""What a run gives back: records of its rounds and the one JSON object that the command line prints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fedrp import wire
+from fedrp.config import RunConfig
+from fedrp.evaluate import Evaluation
+from fedrp.models import Vector
+from fedrp.privacy import Guarantee
+from fedrp.wire import Kind
+
+_KEY_KINDS = frozenset({Kind.HELLO, Kind.ROSTER, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
+
+
+class Traffic(NamedTuple):
+    """Encoded bytes of all clients together: training messages, and apart from them the dealing of round keys."""
+
+    up: int = 0
+    down: int = 0
+    keys_up: int = 0
+    keys_down: int = 0
+
+    @classmethod
+    def of(cls, packets: Mapping[int, bytes], replies: Mapping[int, bytes]) -> "Traffic":
+        """The traffic of one exchange, measured on its bytes."""
+        up, keys_up = _measure(replies)
+        down, keys_down = _measure(packets)
+        return cls(up, down, keys_up, keys_down)
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """The sum of two."""
+        return Traffic(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def _measure(packets: Mapping[int, bytes]) -> tuple[int, int]:
+    model, keys = 0, 0
+    for packet in packets.values():
+        for kind, size in wire.sizes(packet).items():
+            if kind in _KEY_KINDS:
+                keys += size
+            else:
+                model += size
+    return model, keys
+
+
+class RoundRecord(NamedTuple):
+    """One round, as measured."""
+
+    round: int
+    participants: int
+    evaluation: Evaluation
+    traffic: Traffic
+    seconds: float
+    evaluation_seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as a line of `metrics.jsonl`."""
+        e = self.evaluation
+        return {
+            "round": self.round,
+            "participants": self.participants,
+            "accuracy": e.delivered.accuracy,
+            "loss": e.delivered.loss,
+            "accuracy_average": e.average.accuracy,
+            "loss_average": e.average.loss,
+            "accuracy_client_mean": e.client_mean,
+            "accuracy_client_min": e.client_min,
+            "accuracy_client_max": e.client_max,
+            **{f"bytes_{name}_total": value for name, value in self.traffic._asdict().items()},
+            "seconds": self.seconds,
+            "evaluation_seconds": self.evaluation_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> "RoundRecord":
+        """The inverse of `as_json`."""
+        from fedrp.evaluate import Score
+
+        clients = [line[f"accuracy_client_{name}"] for name in ("mean", "min", "max")]
+        delivered = Score(line["accuracy"], line["loss"])
+        average = Score(line["accuracy_average"], line["loss_average"])
+        traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
+        evaluation = Evaluation(delivered, average, *clients)
+        times = line["seconds"], line["evaluation_seconds"]
+        return cls(line["round"], line["participants"], evaluation, traffic, *times)
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """A finished run. `model` is the delivered model as one vector; load it with `fedrp.load_vector(module, model)`."""
+
+    config: RunConfig  # resolved
+    parameters: int
+    secret: bool
+    records: tuple[RoundRecord, ...]
+    last_traffic: Traffic  # of the packets that end the run
+    guarantee: Guarantee | None
+    model: Vector
+    seconds: float
+    images_per_round: float
+    peak_rss_mb: float
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy in percent of the delivered model."""
+        return self.records[-1].evaluation.delivered.accuracy
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as one JSON object; bytes are per client and round."""
+        config, last = self.config, self.records[-1].evaluation
+        pairs = sum(record.participants for record in self.records)
+        traffic = self.last_traffic
+        for record in self.records:
+            traffic = traffic.plus(record.traffic)
+        training = sum(record.seconds for record in self.records)
+        return {
+            "algorithm": config.algorithm,
+            "dataset": config.dataset,
+            "model": config.model,
+            "clients": config.clients,
+            "rounds": config.rounds,
+            "local_epochs": config.local_epochs,
+            "parameters": self.parameters,
+            "dim": config.dim if self.secret else None,
+            "projection": config.projection if self.secret else None,
+            "partition": config.partition,
+            "participation": config.participation,
+            "batch_size": config.batch_size,
+            "lr": config.lr,
+            "momentum": config.momentum,
+            "rho": config.rho,
+            "seed": config.seed,
+            "accuracy": last.delivered.accuracy,
+            "accuracy_client_mean": last.client_mean,
+            "accuracy_client_min": last.client_min,
+            "accuracy_client_max": last.client_max,
+            "accuracy_average": last.average.accuracy,
+            **{f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()},
+            "epsilon": self.guarantee.epsilon if self.guarantee else None,
+            "delta": self.guarantee.delta if self.guarantee else None,
+            "noise_multiplier": config.noise_multiplier,
+            "clip": config.clip,
+            "seconds": self.seconds,
+            "seconds_per_round": training / len(self.records),
+            "images_per_second": self.images_per_round * len(self.records) / training,
+            "peak_rss_mb": self.peak_rss_mb,
+            "history": [record.as_json() for record in self.records],
+        }

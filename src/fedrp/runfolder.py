@@ -1,0 +1,139 @@
+"""The folder of a run: what is written while it goes on, so that a kill at any moment loses at most one round.
+
+A checkpoint is a folder that appears by a rename, complete or not at all. Metrics of a round are written before its
+checkpoint; on resuming, lines beyond the checkpoint are dropped.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import nn
+
+from fedrp.config import RunConfig, to_json
+from fedrp.coordinator import Coordinator, Dealt
+from fedrp.errors import ConfigError, DataError
+from fedrp.host import Hosts
+from fedrp.models import layout_of
+from fedrp.result import RoundRecord, RunResult
+
+_PREFIX = "round-"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run folder, and what to do with them."""
+
+    root: Path
+
+    @classmethod
+    def open(cls, root: Path, config: RunConfig, resume: bool) -> "RunFolder":
+        """Start a new run folder, or take up one with the same config.
+
+        Raises:
+            ConfigError: the folder holds a run and `resume` was not asked for, or that run had another config.
+        """
+        folder = cls(root)
+        known = folder._config_file
+        if known.exists():
+            if not resume:
+                raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
+            _require_same(root, json.loads(known.read_text()), json.loads(to_json(config)))
+        else:
+            try:
+                folder._checkpoints.mkdir(parents=True, exist_ok=True)
+                _write_atomically(known, to_json(config))
+            except OSError as error:
+                raise ConfigError(f"cannot write to {root}: {error.strerror}") from None
+        return folder
+
+    def checkpoint(self) -> Path | None:
+        """The newest complete checkpoint."""
+        complete = sorted(path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
+        return complete[-1] if complete else None
+
+    def save(self, server: Coordinator, hosts: Hosts, record: RoundRecord) -> None:
+        """Write a round: its metrics, then its checkpoint; then remove older checkpoints."""
+        with self._metrics_file.open("a") as lines:
+            lines.write(json.dumps(record.as_json()) + "\n")
+        target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
+        partial = target.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        hosts.save(partial)
+        _save_server(server, partial / "server.safetensors")
+        partial.rename(target)
+        for old in self._checkpoints.glob(f"{_PREFIX}*"):
+            if old != target:
+                shutil.rmtree(old)
+
+    def load(self, server: Coordinator, hosts: Hosts) -> tuple[Coordinator, list[RoundRecord]]:
+        """Server and clients as of the newest checkpoint, and the records up to it."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
+            raise DataError(f"{self.root} holds no complete checkpoint")
+        try:
+            server = _load_server(server, checkpoint / "server.safetensors")
+            hosts.load(checkpoint)
+            lines = self._metrics_file.read_text().splitlines()[: server.round]
+            records = [RoundRecord.from_json(json.loads(line)) for line in lines]
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise DataError(f"the checkpoint {checkpoint} cannot be read ({error}): remove {self.root}") from None
+        _write_atomically(self._metrics_file, "".join(line + "\n" for line in lines))
+        return server, records
+
+    def finish(self, result: RunResult, module: nn.Module) -> None:
+        """Write the result and the delivered model, with the model's own parameter names."""
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        views = layout_of(module).views(torch.from_numpy(result.model.copy()))
+        tensors = {name: view.numpy() for name, view in zip(names, views, strict=True)}
+        save_file(tensors, self.root / "model.safetensors")
+        _write_atomically(self.root / "result.json", json.dumps(result.as_json(), indent=2))
+
+    @property
+    def _config_file(self) -> Path:
+        return self.root / "config.json"
+
+    @property
+    def _metrics_file(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.root / "checkpoint"
+
+
+def _require_same(root: Path, known: dict[str, object], asked: dict[str, object]) -> None:
+    for name, value in asked.items():
+        if known.get(name) != value:
+            raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _save_server(server: Coordinator, path: Path) -> None:
+    arrays = {str(round_): aggregate for round_, aggregate in server.aggregates.items()}
+    dealt = {round_: [d.dealer, [e.hex() for e in d.envelopes]] for round_, d in server.dealt.items()}
+    state = {"round": server.round, "last_seen": server.last_seen, "dealt": dealt}
+    save_file(arrays, path, {"state": json.dumps(state)})
+
+
+def _load_server(server: Coordinator, path: Path) -> Coordinator:
+    with safe_open(path, framework="numpy") as file:
+        state = json.loads(file.metadata()["state"])
+        aggregates = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    dealt = {int(r): Dealt(dealer, tuple(map(bytes.fromhex, e))) for r, (dealer, e) in state["dealt"].items()}
+    last_seen = tuple(state["last_seen"])
+    return dataclasses.replace(
+        server, round=state["round"], last_seen=last_seen, aggregates=aggregates, dealt=dealt
+    )

@@ -1,0 +1,188 @@
+"""The simulator: real rounds on one machine. It carries bytes between the two halves, measures, and keeps a run folder.
+
+A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoint/` (the last complete round),
+`result.json` and `model.safetensors` (the delivered model).
+"""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fedrp import coordinator, wire
+from fedrp.algorithms import ALGORITHMS
+from fedrp.config import RunConfig, Speed, require_choice
+from fedrp.coordinator import Coordinator, Packets
+from fedrp.errors import ConfigError
+from fedrp.evaluate import Evaluation
+from fedrp.host import Hosts, HostSetup, grouped, set_threads
+from fedrp.models import MODELS, layout_of
+from fedrp.privacy import guarantee
+from fedrp.result import RoundRecord, RunResult, Traffic
+from fedrp.rng import RunSeed
+from fedrp.runfolder import RunFolder
+from fedrp.task import Task, examples, split_among_clients
+
+OnRound = Callable[[RoundRecord], None]
+
+_DEFAULT_LR = 0.1  # for models that are not in the table
+
+
+def simulate(
+    config: RunConfig,
+    task: Task,
+    speed: Speed | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+) -> RunResult:
+    """Train a task with the configured algorithm and return what came of it.
+
+    Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
+    not the run was killed and resumed in between.
+    """
+    speed = speed or Speed()
+    require_device(speed.device)
+    began = time.monotonic()
+    setup = _setup(config, task, speed)
+    parameters = layout_of(task.model()).size
+    upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, parameters)
+    server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
+    folder = RunFolder.open(out, setup.config, resume) if out else None
+    records: list[RoundRecord] = []
+    with _computing(setup) as hosts:
+        if folder and folder.checkpoint():
+            server, records = folder.load(server, hosts)
+        else:
+            server, traffic = _set_up(server, hosts)
+            records = []
+        while server.round < setup.config.rounds:
+            server, record = _round(server, hosts, traffic if server.round == 0 else Traffic())
+            records.append(record)
+            if folder:
+                folder.save(server, hosts, record)
+            if on_round:
+                on_round(record)
+        result = _finish(server, hosts, setup, records, parameters, time.monotonic() - began)
+    if folder:
+        folder.finish(result, task.model())
+    return result
+
+
+def resolved(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with every `None` that its algorithm uses replaced by a default."""
+    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    if config.lr is None:
+        lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
+        config = dataclasses.replace(config, lr=lr)
+    return ALGORITHMS[config.algorithm].resolve(config, parameters)
+
+
+def require_device(name: str) -> None:
+    """Refuse a device that torch does not have here."""
+    try:
+        torch.zeros(1, device=torch.device(name))
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
+
+
+def _setup(config: RunConfig, task: Task, speed: Speed) -> HostSetup:
+    parameters = layout_of(task.model()).size
+    config = resolved(config, parameters)
+    data = dict(enumerate(split_among_clients(task, config)))
+    run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
+    groups = grouped(config.clients, parameters)
+    return HostSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, examples(task.test))
+
+
+@contextmanager
+def _computing(setup: HostSetup) -> Iterator[Hosts]:
+    threads = torch.get_num_threads()
+    set_threads(setup.speed)
+    hosts = Hosts(setup)
+    try:
+        yield hosts
+    finally:
+        hosts.stop()
+        torch.set_num_threads(threads)
+
+
+def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
+    """Exchange public keys and the first round keys, where the algorithm has secrets."""
+    if not server.algorithm.secret:
+        return server, Traffic()
+    hellos = hosts.hello()
+    packets = coordinator.invite(server, hellos)
+    replies = hosts.exchange(packets)
+    return coordinator.take_keys(server, replies), Traffic.of(packets, {**hellos}).plus(Traffic.of({}, replies))
+
+
+def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
+    began = time.monotonic()
+    server, packets = coordinator.open_round(server)
+    replies = hosts.exchange(packets)
+    server, report = coordinator.close_round(server, replies)
+    trained = time.monotonic()
+    evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
+    record = RoundRecord(
+        round=server.round,
+        participants=len(report.participants),
+        evaluation=evaluation,
+        traffic=traffic.plus(Traffic.of(packets, replies)),
+        seconds=trained - began,
+        evaluation_seconds=time.monotonic() - trained,
+    )
+    return server, record
+
+
+def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation:
+    """Score the models of the last completed round: what would be delivered if the run ended now."""
+    everyone = tuple(range(server.config.clients))
+    chosen = delivering_client(server.config)
+    if server.algorithm.delivers == "consensus":
+        delivered = hosts.score(coordinator.finish(server, (chosen,)))[chosen]
+        same = delivered.accuracy
+        return Evaluation(delivered, delivered, same, same, same)
+    packets: Packets = coordinator.finish(server, everyone)
+    scores = hosts.score(packets if all_clients else {chosen: packets[chosen]})
+    average = hosts.score_model(hosts.average(packets))
+    if not all_clients:
+        return Evaluation(scores[chosen], average)
+    accuracies = [score.accuracy for score in scores.values()]
+    mean = sum(accuracies) / len(accuracies)
+    return Evaluation(scores[chosen], average, mean, min(accuracies), max(accuracies))
+
+
+def delivering_client(config: RunConfig) -> int:
+    """The client whose model is delivered where every client keeps its own: drawn at random, once per run."""
+    return int(RunSeed(config.seed).generator("delivered").integers(config.clients))
+
+
+def _finish(
+    server: Coordinator,
+    hosts: Hosts,
+    setup: HostSetup,
+    records: list[RoundRecord],
+    parameters: int,
+    seconds: float,
+) -> RunResult:
+    packets = coordinator.finish(server, tuple(range(server.config.clients)))
+    chosen = delivering_client(server.config)
+    model = hosts.final_models({chosen: packets[chosen]})[chosen]
+    images = sum(len(data.y) for data in setup.data.values()) * setup.config.local_epochs * setup.config.participation
+    return RunResult(
+        config=setup.config,
+        parameters=parameters,
+        secret=server.algorithm.secret,
+        records=tuple(records),
+        last_traffic=Traffic.of(packets, {}),
+        guarantee=guarantee(server.algorithm.releases(setup.config), setup.config),
+        model=model,
+        seconds=seconds,
+        images_per_round=images,
+        peak_rss_mb=hosts.peak_memory(),
+    )

@@ -1,0 +1,152 @@
+"""Local training: SGD with momentum for a group of clients at once. Knows no algorithm.
+
+The one seam is `train(start, objective)`: rows are clients. An `Objective` says how variables become weights and what
+is added to the loss gradient, so that plain SGD, ADMM penalties and training inside a subspace are the same loop, and a
+projection is applied to all clients of the group as one matrix product.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedrp.errors import DivergenceError
+from fedrp.models import Layout, ModelFactory, layout_of
+from fedrp.rng import RunSeed
+
+Stack = npt.NDArray[np.float32]  # (clients, numbers)
+Rows = slice | npt.NDArray[np.intp]  # which clients of the group a step is about
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_ALIGNMENT = 16  # floats: rows start at 64-byte boundaries, so arithmetic does not depend on a client's place
+
+
+class Examples(NamedTuple):
+    """Inputs and targets of one client, or of the test set."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Objective(NamedTuple):
+    """What a group minimises.
+
+    `gradient(variables, loss_gradients, rows)` turns gradients of the loss with respect to the weights (k x n) into
+    gradients with respect to the variables (k x d). `weights(variables, rows)` maps variables to weights; None means
+    that the variables are the weights.
+    """
+
+    gradient: Callable[[Stack, Stack, Rows], Stack]
+    weights: Callable[[Stack, Rows], Stack] | None = None
+
+
+def _loss_only(_variables: Stack, gradients: Stack, _rows: Rows) -> Stack:
+    return gradients
+
+
+PLAIN = Objective(_loss_only)
+
+
+class LocalSGD(NamedTuple):
+    """Settings of local training; the optimiser's state is fresh in every round."""
+
+    lr: float
+    momentum: float
+    batch_size: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A model, its loss and a device, ready to train groups of clients.
+
+    Guarantees: a client's result depends on its start, its data, the seed, the round and its index, not on which
+    clients it is grouped with (exactly, where the objective treats rows independently).
+    """
+
+    module: nn.Module  # scratch: bound to one client's row after the other
+    loss: Loss
+    layout: Layout
+    device: torch.device
+    seed: RunSeed
+
+    def train(
+        self,
+        start: Stack,
+        data: Sequence[Examples],
+        clients: Sequence[int],
+        round_: int,
+        sgd: LocalSGD,
+        objective: Objective = PLAIN,
+    ) -> Stack:
+        """Run `sgd.epochs` local epochs from `start` (k x d) and return the variables reached (k x d)."""
+        weights, gradients = self._matrix(len(start)), self._matrix(len(start))
+        # On the CPU, variables that are weights live in the matrix that the model is bound to: no copy per step.
+        in_place = objective.weights is None and self.device.type == "cpu"
+        variables = _as_numpy(weights) if in_place else start.copy()
+        variables[:] = start
+        velocity = np.zeros_like(variables)
+        batches = [self._batches(len(d.y), client, round_, sgd) for d, client in zip(data, clients, strict=True)]
+        steps = np.array([len(plan) for plan in batches])
+        self.module.train()
+        with torch.random.fork_rng(devices=[]):
+            for step in range(steps.max()):
+                active = np.flatnonzero(steps > step)
+                rows: Rows = slice(None) if len(active) == len(start) else active
+                if not in_place:
+                    chart = variables[rows] if objective.weights is None else objective.weights(variables[rows], rows)
+                    weights[rows] = torch.from_numpy(chart).to(self.device)
+                gradients.zero_()
+                for row in active:
+                    self.layout.bind(self.module, weights[row], gradients[row])
+                    # Dropout and its like only know torch's global generator: give each client-step its own stream.
+                    torch.random.manual_seed(self.seed.integer("layers", round_, clients[row], step))
+                    self._backward(data[row], batches[row][step])
+                velocity[rows] *= np.float32(sgd.momentum)
+                velocity[rows] += objective.gradient(variables[rows], _as_numpy(gradients)[rows], rows)
+                variables[rows] -= np.float32(sgd.lr) * velocity[rows]
+        self._require_finite(variables, clients, round_, sgd)
+        return variables
+
+    def _matrix(self, rows: int) -> torch.Tensor:
+        padded = -(-self.layout.size // _ALIGNMENT) * _ALIGNMENT
+        return torch.zeros(rows, padded, device=self.device)[:, : self.layout.size]
+
+    def _batches(self, size: int, client: int, round_: int, sgd: LocalSGD) -> list[torch.Tensor]:
+        rng = self.seed.generator("batches", round_, client)
+        orders = [torch.from_numpy(rng.permutation(size)) for _ in range(sgd.epochs)]
+        return [batch for order in orders for batch in order.split(sgd.batch_size)]
+
+    def _backward(self, data: Examples, batch: torch.Tensor) -> None:
+        inputs = batch_input(data.x[batch], self.device)
+        loss = self.loss(self.module(inputs), data.y[batch].to(self.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _require_finite(self, variables: Stack, clients: Sequence[int], round_: int, sgd: LocalSGD) -> None:
+        bad = np.flatnonzero(~np.isfinite(variables).all(axis=1))
+        if bad.size:
+            raise DivergenceError(
+                f"training diverged: client {clients[bad[0]]} has values that are not finite in round {round_} "
+                f"(lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
+            )
+
+
+def _as_numpy(matrix: torch.Tensor) -> Stack:
+    return matrix.cpu().numpy()
+
+
+def make_trainer(factory: ModelFactory, loss: Loss, device: torch.device, seed: RunSeed) -> Trainer:
+    """A trainer for models built by `factory`; refuses models that cannot be trained this way."""
+    with torch.random.fork_rng(devices=[]):
+        module = factory().to(device)
+    return Trainer(module, loss, layout_of(module), device, seed)
+
+
+def batch_input(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A batch on its device, pictures in the memory order that convolutions run fastest in."""
+    moved = x.to(device)
+    return moved.contiguous(memory_format=torch.channels_last) if moved.ndim == 4 else moved

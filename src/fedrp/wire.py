@@ -1,0 +1,176 @@
+"""The wire: versioned messages, to bytes and back. Nothing else crosses between clients and server.
+
+A *packet* is what one party sends to another in one exchange: any number of messages, one after the other. Layout of a
+message (little endian), 60 bytes of header and the payload:
+
+    magic 3s | version B | kind B | dtype B | projection H | run 16s | round I | sender I | weight I | count I |
+    fingerprint 16s | crc32 I | payload (count items)
+"""
+
+import enum
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedrp.errors import WireError
+
+VERSION = 1
+SERVER = 0xFFFFFFFF  # the sender field of messages from the server
+RUN_ID_BYTES = 16
+FINGERPRINT_BYTES = 16
+NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+MAX_COUNT = 2**31
+
+_MAGIC = b"FRP"
+_HEADER = struct.Struct("<3sBBBH16sIIII16sI")
+HEADER_BYTES = _HEADER.size
+_CRC_AT = HEADER_BYTES - 4
+_DTYPES: dict[int, np.dtype[np.generic]] = {0: np.dtype("u1"), 1: np.dtype("<f4"), 2: np.dtype("<u4")}
+_DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+Payload = npt.NDArray[np.generic]
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    HELLO = 1  # client -> server: my public key
+    ROSTER = 2  # server -> client: everyone's public keys, in the order of the clients
+    DEAL_REQUEST = 3  # server -> client: draw the key of this round and seal it to everyone
+    DEAL = 4  # dealer -> server: one envelope per client
+    SEALED = 5  # server -> client: your envelope; the sender field names the dealer
+    UPLOAD = 6  # client -> server: the client's vector of this round
+    AGGREGATE = 7  # server -> client: what the server made of a round's uploads
+    ROUND = 8  # server -> client: take part in this round
+    FINISH = 9  # server -> client: the run is over
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """One message.
+
+    Guarantees: `decode(encode([message]))` gives an equal message; payloads are read-only, one-dimensional and finite.
+    """
+
+    kind: Kind
+    run: bytes
+    round: int
+    sender: int
+    payload: Payload
+    weight: int = 0
+    projection: int = 0  # code of the projection family and its version, 0 for none
+    fingerprint: bytes = NO_FINGERPRINT
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self._fields() == other._fields()
+
+    def _fields(self) -> tuple[object, ...]:
+        payload = (self.payload.dtype, self.payload.tobytes())
+        header = (self.kind, self.run, self.round, self.sender, self.weight, self.projection, self.fingerprint)
+        return header + payload
+
+
+EMPTY: Payload = np.zeros(0, np.uint8)
+
+
+def raw(data: bytes) -> Payload:
+    """Bytes as a payload."""
+    return np.frombuffer(data, np.uint8)
+
+
+def encode(messages: Iterable[Message]) -> bytes:
+    """A packet of the given messages.
+
+    Raises:
+        WireError: a payload is not finite, not one-dimensional, or of a type that is not carried.
+    """
+    parts: list[bytes | memoryview] = []
+    for message in messages:
+        payload = np.ascontiguousarray(message.payload)
+        if payload.ndim != 1 or payload.dtype not in _DTYPE_CODES or payload.size >= MAX_COUNT:
+            raise WireError(f"cannot send a {payload.dtype} array of shape {payload.shape}")
+        _require_finite(payload)
+        body = memoryview(payload).cast("B") if payload.size else memoryview(b"")
+        fields = (
+            *(_MAGIC, VERSION, message.kind, _DTYPE_CODES[payload.dtype], message.projection, message.run),
+            *(message.round, message.sender, message.weight, payload.size, message.fingerprint),
+        )
+        try:
+            header = _HEADER.pack(*fields, 0)[:_CRC_AT]
+        except struct.error as error:
+            raise WireError(f"a header field is out of range: {error}") from None
+        parts += [header, struct.pack("<I", zlib.crc32(body, zlib.crc32(header))), body]
+    return b"".join(parts)
+
+
+def decode(packet: bytes) -> list[Message]:
+    """The messages of a packet.
+
+    Raises:
+        WireError: the bytes are truncated, oversized, altered, of another version, or hold values that are not finite.
+    """
+    view = memoryview(packet)
+    messages = []
+    while len(view):
+        message, used = _decode_one(view)
+        messages.append(message)
+        view = view[used:]
+    return messages
+
+
+def _decode_one(view: memoryview) -> tuple[Message, int]:
+    if len(view) < HEADER_BYTES:
+        raise WireError(f"truncated message: {len(view)} bytes, a header has {HEADER_BYTES}")
+    fields = _HEADER.unpack(view[:HEADER_BYTES])
+    magic, version, kind, dtype_code, projection, run, round_, sender, weight, count, fingerprint, crc = fields
+    if magic != _MAGIC:
+        raise WireError("not a fedrp message")
+    if version != VERSION:
+        raise WireError(f"message of version {version}, this is version {VERSION}: upgrade both sides")
+    if dtype_code not in _DTYPES or kind not in Kind.__members__.values() or count >= MAX_COUNT:
+        raise WireError("message header is not valid")
+    dtype = _DTYPES[dtype_code]
+    end = HEADER_BYTES + count * dtype.itemsize
+    if len(view) < end:
+        raise WireError(f"truncated message: {len(view)} bytes of {end}")
+    body = view[HEADER_BYTES:end]
+    if zlib.crc32(body, zlib.crc32(view[:_CRC_AT])) != crc:
+        raise WireError("message was altered on the way (checksum differs)")
+    payload = np.frombuffer(body, dtype)
+    _require_finite(payload)
+    return Message(Kind(kind), run, round_, sender, payload, weight, projection, fingerprint), end
+
+
+def _require_finite(payload: Payload) -> None:
+    if payload.dtype.kind == "f" and not np.isfinite(payload).all():
+        raise WireError("payload holds values that are not finite")
+
+
+def messages_of(messages: Iterable[Message], kind: Kind) -> list[Message]:
+    """The messages of one kind, in order."""
+    return [message for message in messages if message.kind is kind]
+
+
+def vector(message: Message, length: int) -> npt.NDArray[np.float32]:
+    """The float payload of a message, refused unless it has exactly `length` numbers."""
+    if message.payload.dtype != np.dtype("<f4") or message.payload.size != length:
+        raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} float32")
+    return message.payload.view(np.float32)
+
+
+def sizes(packet: bytes) -> dict[Kind, int]:
+    """Encoded bytes of a valid packet, by kind of message."""
+    counts: dict[Kind, int] = {}
+    start = 0
+    while start < len(packet):
+        _, _, kind, dtype_code, *_, count, _, _ = _HEADER.unpack_from(packet, start)
+        size = HEADER_BYTES + count * _DTYPES[dtype_code].itemsize
+        counts[Kind(kind)] = counts.get(Kind(kind), 0) + size
+        start += size
+    return counts
