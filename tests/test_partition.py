@@ -116,8 +116,8 @@ def test_too_little_data_is_an_error_with_a_remedy(spec: str, clients: int, word
 
 
 BAD = """
-    foo IID iid: iid:3 dirichlet dirichlet: dirichlet:-1 dirichlet:0 dirichlet:nan dirichlet:inf dirichlet:1e7 dirichlet:x
-    shards shards: shards:0 shards:-2 shards:1.5 shards:x shards:99999999999999999999
+    foo IID iid: iid:3 dirichlet dirichlet: dirichlet:-1 dirichlet:0 dirichlet:nan dirichlet:inf dirichlet:1e7
+    dirichlet:x shards shards: shards:0 shards:-2 shards:1.5 shards:x shards:99999999999999999999
 """
 
 

@@ -1,6 +1,7 @@
 """The command line: parse, call, print. No logic of its own."""
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -59,7 +60,9 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     for record in (Speed, RunConfig):
         hints = typing.get_type_hints(record)
         for setting in reversed(dataclasses.fields(record)):
-            kind = next(k for k in (str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name])))
+            kind = next(
+                k for k in (str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name]))
+            )
             shown = _CLI_WORKERS if setting.name == "workers" else setting.default
             text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
             option = "--" + setting.name.replace("_", "-")
@@ -95,7 +98,9 @@ def run(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
     out = paths["out"] or _new_folder(f"{run_config.algorithm}-{run_config.dataset.replace(':', '-')}")
     task = named_task(run_config, paths["data_dir"])
     with _progress([run_config.algorithm], run_config.rounds) as on_round:
-        result = simulate(run_config, task, speed, out, resume, lambda r: on_round(run_config.algorithm, r)).as_json()
+        result = simulate(
+            run_config, task, speed, out, resume, functools.partial(on_round, run_config.algorithm)
+        ).as_json()
     if as_json:
         print(json.dumps(result))
     else:
@@ -126,11 +131,10 @@ def compare(config: Path | None, as_json: bool, resume: bool, algorithms: str, *
     results = []
     with _progress(names, run_config.rounds) as on_round:
         for item in configs:
-            name = item.algorithm
-            folder = out / name
+            folder = out / item.algorithm
             again = resume and folder.exists()
-            result = simulate(item, task, speed, folder, again, lambda record, name=name: on_round(name, record))
-            results.append(result.as_json())
+            shown = functools.partial(on_round, item.algorithm)
+            results.append(simulate(item, task, speed, folder, again, shown).as_json())
     plot = out / "accuracy.png"
     plot_accuracy(results, plot)
     if as_json:
@@ -162,7 +166,12 @@ def _new_folder(name: str) -> Path:
 def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
     """A progress bar per run on standard error; plain lines where that is not a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}"))
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         tasks = {name: progress.add_task(name, total=rounds, now="", start=False) for name in names}
 

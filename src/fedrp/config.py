@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from fedrp.errors import ConfigError
 
 WEIGHTINGS = ("uniform", "samples")
+SAMPLINGS = ("fixed", "poisson")
+DP_NOISES = ("shared", "local")
 Record = TypeVar("Record")
 
 
@@ -42,17 +44,25 @@ class RunConfig:
     batch_size: int = _setting(64, "examples per local step")
     lr: float | None = _setting(None, "learning rate of local SGD; default by model")
     momentum: float = _setting(0.9, "momentum of local SGD")
+    grad_clip: float = _setting(1.0, "largest norm of a local gradient; 0 for no limit")
     rho: float | None = _setting(None, "ADMM penalty; default by algorithm")
     dim: int = _setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str = _setting("gaussian", "projection family: gaussian, sign or hadamard")
     partition: str = _setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = _setting(1.0, "fraction of clients that take part in a round")
+    sampling: str = _setting("fixed", "how participants are drawn: fixed (a set number) or poisson (each by a coin)")
+    dropout: float = _setting(0.0, "probability that a participant drops out in the middle of a round")
+    quorum: float | None = _setting(None, "share of participants whose upload a round needs; default 0.5, private 1")
     weighting: str = _setting("uniform", "weights of the average: uniform or samples")
+    server_momentum: float = _setting(0.0, "momentum of the common model over rounds (fedrp-subspace)")
+    proximal: float = _setting(0.0, "pull towards the common model in local training (fedrp-subspace)")
     seed: int = _setting(0, "public run seed: split, batches, sampling")
     clip: float | None = _setting(None, "largest norm of a client's update (private algorithms)")
     noise_multiplier: float | None = _setting(None, "noise on the sum of updates, in units of clip")
     dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier")
     dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")
+    dp_noise: str = _setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
+    clip_quantile: float | None = _setting(None, "adapt clip to this quantile of the clients' norms")
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
@@ -64,13 +74,32 @@ class RunConfig:
             self.noise_multiplier is None or 0 <= self.noise_multiplier < float("inf"),
             *("noise_multiplier", self.noise_multiplier, "a number of at least 0"),
         )
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
-        _require(0 < self.participation <= 1, "participation", self.participation, "a fraction above 0 and at most 1")
+        _require(0 <= self.grad_clip < float("inf"), "grad_clip", self.grad_clip, "a number of at least 0")
+        _require(0 <= self.proximal < float("inf"), "proximal", self.proximal, "a number of at least 0")
+        for name in ("momentum", "server_momentum", "dropout"):
+            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "a number from 0 to below 1")
+        for name in ("participation", "quorum"):
+            value = getattr(self, name)
+            _require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
+        quantile = self.clip_quantile
+        _require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
         _require(0 < self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability between 0 and 1")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         require_choice("weighting", self.weighting, WEIGHTINGS)
+        require_choice("sampling", self.sampling, SAMPLINGS)
+        require_choice("dp_noise", self.dp_noise, DP_NOISES)
         if self.noise_multiplier is not None and self.dp_epsilon is not None:
             raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
+
+    @property
+    def private(self) -> bool:
+        """Whether clients clip and noise what they send."""
+        return self.noise_multiplier is not None or self.dp_epsilon is not None
+
+    @property
+    def expected_participants(self) -> int:
+        """How many clients take part in a round: exactly (fixed) or on average (poisson)."""
+        return max(1, round(self.participation * self.clients))
 
 
 @dataclass(frozen=True)

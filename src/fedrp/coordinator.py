@@ -5,22 +5,28 @@ nothing in this file imports what could make one.
 """
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from fedrp import wire
 from fedrp.aggregate import Vector
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
-from fedrp.errors import ProtocolError, WireError
-from fedrp.projection import projection_tag
+from fedrp.errors import ProtocolError, QuorumError, WireError
+from fedrp.interim import projection_tag
 from fedrp.rng import RunSeed
 from fedrp.sealing import ENVELOPE_BYTES, PUBLIC_KEY_BYTES, split
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
 
 Packets = dict[int, bytes]  # client -> packet
+
+DEFAULT_QUORUM = 0.5
 
 
 class Dealt(NamedTuple):
@@ -40,6 +46,7 @@ class Coordinator:
     round: int = 0  # the last round that was completed
     participants: tuple[int, ...] = ()  # of the open round
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
+    differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
     aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
     dealt: Mapping[int, Dealt] = field(default_factory=dict)
 
@@ -92,7 +99,7 @@ def open_round(server: Coordinator) -> tuple[Coordinator, Packets]:
     participants = _sample(server, round_)
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
-    call = _message(server, Kind.ROUND, round_)
+    call = dataclasses.replace(_message(server, Kind.ROUND, round_), weight=len(participants))
     packets = {}
     for client in participants:
         messages = [*_news(server, client, round_), call]
@@ -106,7 +113,8 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
     """Aggregate the uploads of the open round.
 
     Raises:
-        ProtocolError: fewer than the quorum of the participants sent a valid upload.
+        QuorumError: too few of the participants sent a valid upload. The round can be opened again: clients that have
+            done it already send the same upload once more.
     """
     round_ = server.round + 1
     if not server.algorithm.exchanges:
@@ -122,10 +130,14 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
             uploads[client] = message
         except (WireError, ProtocolError) as error:
             refused[client] = str(error)
-    needed = max(1, -(-len(server.participants) // 2))
+    differing = _differing(uploads)
+    for client in differing:
+        refused[client] = "its copy of the common model differs; it will be told to rebuild it"
+        del uploads[client]
+    needed = max(1, math.ceil(len(server.participants) * (server.config.quorum or DEFAULT_QUORUM)))
     if len(uploads) < needed:
-        reasons = "; ".join(f"client {client}: {why}" for client, why in refused.items())
-        raise ProtocolError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{'; ' * bool(reasons)}{reasons}")
+        reasons = "".join(f"; client {client}: {why}" for client, why in refused.items())
+        raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{reasons}")
     vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
     weights = [float(message.weight) for message in uploads.values()]
     previous = server.aggregates.get(server.round)
@@ -136,10 +148,20 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
         round=round_,
         participants=(),
         last_seen=seen,
+        differing=server.differing - set(uploads) | differing,
         aggregates={**server.aggregates, round_: aggregate},
     )
     server = take_keys(server, {client: replies[client] for client in uploads})
     return _pruned(server), RoundReport(tuple(uploads), refused)
+
+
+def request_key(server: Coordinator, attempt: int) -> Packets:
+    """Ask another client for the key of the next round, if its dealer dropped out; nothing if the key is there."""
+    round_ = server.round + 1
+    if not server.algorithm.secret or round_ > server.config.rounds or round_ in server.dealt:
+        return {}
+    stand_in = (round_ + attempt) % server.config.clients
+    return {stand_in: wire.encode([_message(server, Kind.DEAL_REQUEST, round_)])}
 
 
 def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
@@ -152,7 +174,8 @@ def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
 
 def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
     """Aggregates and sealed keys that a client lacks for `round_`."""
-    last = server.last_seen[client]
+    rebuild = client in server.differing
+    last = 0 if rebuild else server.last_seen[client]
     first = last if server.algorithm.catch_up == "all" else max(last, round_ - 1)
     rounds = range(first if last else 0, round_ + 1)
     keys = [
@@ -168,14 +191,23 @@ def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
         for past in range(max(first, 1), round_)
         if past in server.aggregates
     ]
-    return keys + aggregates
+    return [*([_message(server, Kind.REBUILD, round_)] if rebuild else []), *keys, *aggregates]
 
 
 def _sample(server: Coordinator, round_: int) -> tuple[int, ...]:
-    clients, share = server.config.clients, server.config.participation
-    count = max(1, round(share * clients))
-    rng = RunSeed(server.config.seed).generator("participants", round_)
-    return tuple(sorted(int(client) for client in rng.choice(clients, count, replace=False)))
+    config = server.config
+    rng = RunSeed(config.seed).generator("participants", round_)
+    if config.sampling == "poisson":
+        chosen = np.flatnonzero(rng.random(config.clients) < config.participation)
+        return tuple(chosen.tolist()) or (int(rng.integers(config.clients)),)
+    return tuple(sorted(rng.choice(config.clients, config.expected_participants, replace=False).tolist()))
+
+
+def _differing(uploads: Mapping[int, Message]) -> frozenset[int]:
+    """Clients whose fingerprint of the common model is not the most frequent one."""
+    counts = Counter(message.fingerprint for message in uploads.values())
+    common = counts.most_common(1)[0][0] if counts else wire.NO_FINGERPRINT
+    return frozenset(client for client, message in uploads.items() if message.fingerprint != common)
 
 
 def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int) -> int | None:
@@ -186,11 +218,11 @@ def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int
 
 
 def _pruned(server: Coordinator) -> Coordinator:
-    """Forget what no client can still need."""
-    oldest = min(server.last_seen) if server.algorithm.catch_up == "all" else server.round
-    keep_keys = {r: d for r, d in server.dealt.items() if r >= oldest or (r == 0 and min(server.last_seen) == 0)}
-    keep = {r: a for r, a in server.aggregates.items() if r >= min(oldest, server.round)}
-    return dataclasses.replace(server, aggregates=keep, dealt=keep_keys)
+    """Forget what no client can still need. Where missed rounds are replayed, all of them are kept."""
+    if server.algorithm.catch_up == "all":
+        return server
+    keys = {r: d for r, d in server.dealt.items() if r >= server.round or (r == 0 and min(server.last_seen) == 0)}
+    return dataclasses.replace(server, aggregates={server.round: server.aggregates[server.round]}, dealt=keys)
 
 
 def _message(server: Coordinator, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:

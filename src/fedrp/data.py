@@ -27,6 +27,7 @@ from fedrp.errors import ConfigError, DataError
 Inputs = npt.NDArray[np.uint8 | np.float32]  # (N, C, H, W) or (N, F)
 Labels = npt.NDArray[np.int64]  # (N,)
 
+_MINI = Path(__file__).with_name("assets") / "mnist-mini.npz"
 _UNREADABLE = (OSError, EOFError, zlib.error)
 _BLOCK = 4096  # examples at a time, where a float64 copy of all of them might not fit
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -241,9 +242,7 @@ _CIFAR10 = Facts((3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2
 _FORMATS: dict[str, tuple[tuple[str, ...], Reader]] = {"idx": (_IDX_FILES, _read_idx), "npz": ((), _read_npz)}
 
 DATASETS: dict[str, Entry] = {
-    "mnist-mini": Entry(
-        Path(__file__).parent / "assets" / "mnist-mini.npz", (), _read_npz, _MNIST, "install fedrp again"
-    ),
+    "mnist-mini": Entry(_MINI, (), _read_npz, _MNIST, "install fedrp again"),
     "mnist": Entry(Path("mnist"), _IDX_FILES, _read_idx, _MNIST),
     "fashion-mnist": Entry(Path("fashion-mnist"), _IDX_FILES, _read_idx, _FASHION),
     "cifar10": Entry(Path("cifar-10-batches-bin"), _CIFAR_FILES, _read_cifar, _CIFAR10),

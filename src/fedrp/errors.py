@@ -31,6 +31,10 @@ class ProtocolError(FedRPError):
     exit_code = 5
 
 
+class QuorumError(ProtocolError):
+    """Too few clients answered in a round; nothing is lost, the round can be repeated."""
+
+
 class DivergenceError(FedRPError):
     """Training produced a value that is not finite."""
 

@@ -47,7 +47,7 @@ def score(trainer: Trainer, model: Vector, test: Examples, correct: Correct) -> 
     trainer.module.eval()
     right, loss = 0.0, 0.0
     with torch.inference_mode():
-        for x, y in zip(test.x.split(EVALUATION_BATCH), test.y.split(EVALUATION_BATCH), strict=True):
+        for x, y in zip(torch.split(test.x, EVALUATION_BATCH), torch.split(test.y, EVALUATION_BATCH), strict=True):
             targets = y.to(trainer.device)
             outputs = trainer.module(batch_input(x, trainer.device))
             right += float(correct(outputs, targets).sum())

@@ -5,12 +5,12 @@ process behind a pipe, which carries packets, scores and file names, never a cli
 """
 
 import hashlib
+import itertools
 import json
 import pickle
 import resource
 import signal
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,8 +34,8 @@ from fedrp.training import Examples, Loss
 
 Packets = dict[int, bytes]
 
-_GROUP_FLOATS = 2**24  # weights of clients trained together: 64 MB a matrix
-_GROUPS = 4  # at least this many, if there are enough clients, so that workers have something to share
+_GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
+_GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,12 @@ class GroupSum(NamedTuple):
 
 def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
     """Clients that are trained together. Never depends on the number of workers: results must not, either."""
-    size = max(1, min(-(-clients // _GROUPS), _GROUP_FLOATS // parameters))
-    starts = range(0, clients, size)
-    return {group: list(range(start, min(start + size, clients))) for group, start in enumerate(starts)}
+    count = 2
+    while count < clients and (clients > count * _GROUP_CLIENTS or clients * parameters > count * _GROUP_FLOATS):
+        count *= 2
+    bounds = [clients * group // count for group in range(count + 1)]
+    pairs = [(first, last) for first, last in itertools.pairwise(bounds) if last > first]
+    return {group: list(range(first, last)) for group, (first, last) in enumerate(pairs)}
 
 
 class ClientHost:
@@ -237,7 +240,7 @@ def _serve(pipe: Connection, setup: HostSetup) -> None:
     while True:
         try:
             method, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         try:
             host = host or ClientHost(setup)
@@ -291,8 +294,10 @@ class Hosts:
 
     def average(self, packets: Packets) -> Vector:
         """The average of all clients' final models; the same whatever the number of workers."""
-        sums = sorted(part for parts in self._each("sums", packets) for part in parts)
-        return (np.sum([part.total for part in sums], axis=0) / len(packets)).astype(np.float32)
+        parts = [part for parts in self._each("sums", packets) for part in parts]
+        sums = sorted(parts, key=lambda part: part.group)
+        total = np.sum([part.total for part in sums], axis=0)
+        return np.asarray(total / len(packets), np.float32)
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""

@@ -1,15 +1,12 @@
 """The inner loops of the projections, compiled by Numba on first use and kept on disk for the next process.
 
-Every kernel works through tasks [start, stop) of a list whose length and order depend on the problem alone, releases
-the GIL, and gives each task its own output. So results do not depend on how many threads share the tasks, and no
-kernel needs a threading layer. `run` shares them out; `set_threads` says over how many threads.
-
-Arithmetic is plain IEEE float32/float64 in a fixed order, without fused or reordered operations: the same bits on
-every machine.
+A kernel works through tasks [start, stop) of a list that the problem alone decides, gives each task its own part of
+the output, and releases the GIL. `run` shares the tasks out over threads; results cannot depend on how many.
+Arithmetic is IEEE float32 and float64 in a fixed order, never fused or reordered: the same bits on every machine.
 """
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import numba
@@ -19,131 +16,113 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., None])
 
-PAIRS = 64  # normals come in units of 2 * PAIRS: so many radius words, then as many angle words
-TILE = 1 << 14  # buckets that one task sums; their float64 sums stay in the cache
-_INLINE = 1 << 18  # values below which a second thread costs more than it saves
+TILE = 1 << 14  # sums per task of `fold`: their 128 KiB stay in the second-level cache
+PAIRS = 64  # `normals` works in units of this many radius words followed by as many angle words
+_VALUES_PER_THREAD = 1 << 18  # with less work than this, a thread costs more time than it saves
 
-_threads: int = numba.config.NUMBA_NUM_THREADS
+_threads: int = vars(numba.config)["NUMBA_NUM_THREADS"]
 
 
 def set_threads(count: int) -> None:
-    """Use up to `count` threads in this process (at first `NUMBA_NUM_THREADS`, or one per core)."""
+    """Let this process use up to `count` threads. Until then: `NUMBA_NUM_THREADS`, or one per core."""
     global _threads
     if count < 1:
-        raise ValueError(f"threads={count}: must be at least 1")
+        raise ValueError(f"count={count}: a process needs at least one thread")
     _threads = count
 
 
 def run(kernel: Callable[..., None], tasks: int, values: int, *arguments: object) -> None:
-    """Call `kernel(*arguments, start, stop)` on consecutive parts of [0, tasks), one part per thread.
+    """Call `kernel(*arguments, start, stop)` on consecutive parts of [0, tasks), at once if the work is worth it.
 
-    `values` is the number of vector entries touched in all: little work stays on the calling thread.
+    `values` is how many vector entries all tasks touch together.
     """
-    count = max(1, min(_threads, tasks, values // _INLINE))
-    cuts = [tasks * i // count for i in range(count + 1)]
-    others = [
-        threading.Thread(target=kernel, args=(*arguments, start, stop))
-        for start, stop in zip(cuts[1:], cuts[2:], strict=False)
-    ]
-    for thread in others:
-        thread.start()
-    kernel(*arguments, cuts[0], cuts[1])
-    for thread in others:
-        thread.join()
-
-
-def tiles(buckets: int) -> int:
-    """How many tiles `fold` cuts so many buckets into."""
-    return -(-buckets // TILE)
+    parts = max(1, min(_threads, tasks, values // _VALUES_PER_THREAD))
+    if parts == 1:
+        kernel(*arguments, 0, tasks)
+        return
+    cuts = [tasks * part // parts for part in range(parts + 1)]
+    with ThreadPoolExecutor(parts) as pool:
+        for future in [pool.submit(kernel, *arguments, cuts[part], cuts[part + 1]) for part in range(parts)]:
+            future.result()
 
 
 def _kernel(function: Kernel) -> Kernel:
-    """Compile on first call. Without any writable cache folder, compile anew in each process."""
+    """Compile on the first call. Where no folder for compiled code can be written, each process compiles anew."""
     try:
-        compiled = numba.njit(nogil=True, cache=True)(function)
+        return cast(Kernel, numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:
-        compiled = numba.njit(nogil=True)(function)
-    return cast(Kernel, compiled)
+        return cast(Kernel, numba.njit(nogil=True)(function))
 
 
-_HALF = np.float32(0.5)
-_ONE = np.float32(1)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_U_HIGH, _U_LOW, _U_HALF = np.float32(2.0**-32), np.float32(2.0**-40), np.float32(2.0**-41)
-_ANGLE = np.float32(np.pi / 2**23)
-
-
-# --- sign: blocks of `buckets` coordinates, each with secret signs and a secret roll, added up ---
-# Block b holds coordinates [b * buckets, (b + 1) * buckets); its coordinate c has the sign in bit b % 8 of
-# signs[b // 8, c] and falls into bucket (c + rolls[b]) % buckets.
+# sign: coordinate c of block b (of `width` coordinates, the last block may be shorter) is negated if bit b % 8 of
+# signs[b // 8, c] is set, and added to sum (c + rolls[b]) % width. Eight blocks share a row of bytes, so that
+# neighbouring coordinates find their bits in neighbouring bytes and the loops vectorise.
 
 
 @_kernel
-def _add_run(sums: Array, values: Array, signs: Array, bit: int) -> None:
+def _add_signed(sums: Array, values: Array, signs: Array, bit: int) -> None:
     for i in range(values.size):
         sums[i] += values[i] * np.float32(1 - 2 * ((signs[i] >> bit) & 1))
 
 
 @_kernel
-def _copy_run(out: Array, values: Array, signs: Array, bit: int) -> None:
+def _copy_signed(out: Array, values: Array, signs: Array, bit: int, scale: np.float32) -> None:
     for i in range(out.size):
-        out[i] = values[i] * np.float32(1 - 2 * ((signs[i] >> bit) & 1))
+        out[i] = values[i] * (np.float32(1 - 2 * ((signs[i] >> bit) & 1)) * scale)
 
 
 @_kernel
 def fold(
-    flat: Array, stride: int, columns: int, signs: Array, rolls: Array, group: int, parts: Array, start: int, stop: int
+    flat: Array, stride: int, columns: int, signs: Array, rolls: Array, group: int, sums: Array, start: int, stop: int
 ) -> None:
-    """Sums of the signed, rolled blocks, per row of `flat` and group of blocks: parts[row, group, bucket].
+    """Add up the signed and rolled blocks: sums[row, g, j] is sum j of the g-th group of `group` blocks of a row.
 
-    A task is one tile of buckets of one group; each bucket adds its group's blocks in order, in float64.
+    Row r of the input starts at flat[r * stride]. A task is one tile of sums of one group of one row. Every sum adds
+    its blocks in order, in float64.
     """
-    _, groups, buckets = parts.shape
-    tiles = -(-buckets // TILE)
-    sums = np.empty(min(TILE, buckets), np.float64)
+    groups, width = sums.shape[1:]
+    tiles = -(-width // TILE)
+    tile = np.empty(min(TILE, width), np.float64)
     for task in range(start, stop):
-        row, rest = divmod(task, groups * tiles)
-        g, low = rest // tiles, rest % tiles * TILE
-        width = min(TILE, buckets - low)
-        sums[:] = 0
+        row, g, low = task // (groups * tiles), task // tiles % groups, task % tiles * TILE
+        size = min(TILE, width - low)
+        tile[:] = 0
         for block in range(g * group, min((g + 1) * group, rolls.size)):
-            base = row * stride + block * buckets
-            length = min(buckets, columns - block * buckets)
-            first = (low + buckets - rolls[block]) % buckets  # the coordinate that falls into bucket `low`
-            wrap = buckets - first
-            end = min(first + width, length)
-            if end > first:
-                _add_run(sums, flat[base + first : base + end], signs[block >> 3, first:end], block & 7)
-            end = min(width - wrap, length)
-            if end > 0:
-                _add_run(sums[wrap:], flat[base : base + end], signs[block >> 3, :end], block & 7)
-        parts[row, g, low : low + width] = sums[:width]
+            base = row * stride + block * width
+            length = min(width, columns - block * width)
+            first = (low - rolls[block]) % width  # this coordinate belongs to sum `low`, the next to the next one ...
+            last = min(first + size, length)
+            if first < last:
+                _add_signed(tile, flat[base + first : base + last], signs[block // 8, first:last], block % 8)
+            last = min(first + size - width, length)  # ... and after coordinate width - 1 comes coordinate 0
+            if last > 0:
+                _add_signed(tile[width - first :], flat[base : base + last], signs[block // 8, :last], block % 8)
+        sums[row, g, low : low + size] = tile[:size]
 
 
 @_kernel
 def unfold(
-    theta: Array, columns: int, signs: Array, rolls: Array, group: int, flat: Array, stride: int, start: int, stop: int
+    sums: Array, columns: int, signs: Array, rolls: Array, flat: Array, stride: int, start: int, stop: int
 ) -> None:
-    """The adjoint of `fold`: every coordinate of every row of `flat` gets the signed value of its bucket."""
-    buckets = theta.shape[1]
-    groups = -(-rolls.size // group)
+    """The adjoint of `fold`: each coordinate gets the signed value of its sum. A task is one block of one row."""
+    width = sums.shape[1]
+    one = np.float32(1)
     for task in range(start, stop):
-        row, g = divmod(task, groups)
-        for block in range(g * group, min((g + 1) * group, rolls.size)):
-            base = row * stride + block * buckets
-            length = min(buckets, columns - block * buckets)
-            roll = rolls[block]
-            wrap = min(buckets - roll, length)
-            _copy_run(flat[base : base + wrap], theta[row, roll:], signs[block >> 3, :wrap], block & 7)
-            _copy_run(flat[base + wrap : base + length], theta[row], signs[block >> 3, wrap:length], block & 7)
+        row, block = task // rolls.size, task % rolls.size
+        length = min(width, columns - block * width)
+        out = flat[row * stride + block * width : row * stride + block * width + length]
+        cut = min(width - rolls[block], length)
+        _copy_signed(out[:cut], sums[row, rolls[block] :], signs[block // 8, :cut], block % 8, one)
+        _copy_signed(out[cut:], sums[row], signs[block // 8, cut:length], block % 8, one)
 
 
-# --- hadamard: blocks of 4**k coordinates, each with secret signs and an orthonormal Walsh-Hadamard transform ---
+# hadamard: blocks of 4**k coordinates, negated as above and transformed. The blocks lie side by side, but the last
+# is moved back to end with the vector, so it may overlap the one before and must be done after it (undone before it).
 
 
 @_kernel
 def _transform(x: Array) -> None:
-    """Walsh-Hadamard transform in place, scaled by 1/sqrt(size), which is exact for a power of four."""
+    """The Walsh-Hadamard transform in place, without scaling."""
     step = 1
     while step < x.size:
         for i in range(0, x.size, 4 * step):
@@ -151,73 +130,79 @@ def _transform(x: Array) -> None:
             c, d = x[i + 2 * step : i + 3 * step], x[i + 3 * step : i + 4 * step]
             for j in range(step):
                 p, q, r, s = a[j] + b[j], a[j] - b[j], c[j] + d[j], c[j] - d[j]
-                a[j], b[j], c[j], d[j] = (p + r) * _HALF, (q + s) * _HALF, (p - r) * _HALF, (q - s) * _HALF
+                a[j], b[j], c[j], d[j] = p + r, q + s, p - r, q - s
         step *= 4
 
 
 @_kernel
-def mix(flat: Array, out: Array, signs: Array, inverse: bool, start: int, stop: int) -> None:
-    """Flip signs and transform blocks [start, stop) of `flat` into `out`, which may be `flat`; or undo both.
-
-    Blocks lie side by side from 0, but none reaches beyond the end: the last one is moved back to end there.
-    """
+def mix(flat: Array, out: Array, signs: Array, undo: bool, start: int, stop: int) -> None:
+    """Negate and transform the blocks of a vector, orthonormally, or undo it. `out` may be the same memory."""
     size = signs.shape[1]
+    scale = np.float32(1 / np.sqrt(size))  # a power of two
     scratch = np.empty(size, np.float32)
     for block in range(start, stop):
         base = min(block * size, flat.size - size)
-        if inverse:
+        if undo:
             scratch[:] = flat[base : base + size]
             _transform(scratch)
-            _copy_run(out[base : base + size], scratch, signs[block >> 3], block & 7)
+            _copy_signed(out[base : base + size], scratch, signs[block // 8], block % 8, scale)
         else:
-            _copy_run(scratch, flat[base : base + size], signs[block >> 3], block & 7)
+            _copy_signed(scratch, flat[base : base + size], signs[block // 8], block % 8, scale)
             _transform(scratch)
             out[base : base + size] = scratch
 
 
-# --- gaussian: Box-Muller with polynomials instead of libm, so that it vectorises and repeats to the bit ---
+# gaussian: Box-Muller with polynomials (from Cephes' logf, sinf, cosf) instead of libm, so that it vectorises.
+
+_LOG = tuple(
+    np.float32(c)
+    for c in (
+        7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+        -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+    )
+)  # fmt: skip
+_SINE = tuple(np.float32(c) for c in (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1))
+_COSINE = tuple(np.float32(c) for c in (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2))
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_HALF, _ONE, _TWO, _BYTE = np.float32(0.5), np.float32(1), np.float32(2), np.float32(255)
+_2_32, _2_40, _2_41 = np.float32(2.0**-32), np.float32(2.0**-40), np.float32(2.0**-41)
+_STEP = np.float32(np.pi / 2**23)  # a quarter turn in 2**22 steps
+
 
 @_kernel
-def normals(words: Array, scale: float, out: Array) -> None:
-    """Turn random 32-bit words into as many normal deviates of standard deviation `scale`.
+def normals(words: Array, scale: np.float32, out: Array) -> None:
+    """Turn random 32-bit words into as many normal deviates with standard deviation `scale`.
 
-    Of a pair (a, b), 40 bits (a and the low byte of b) make u in (0, 1) and the radius sqrt(-2 ln u), up to 7.5;
-    22 bits make an angle within a quarter turn, 2 bits choose the quarter.
+    Of a pair of words, 40 bits make u in (0, 1) and the radius sqrt(-2 ln u), which reaches 7.5; 22 bits make an angle
+    within a quarter turn and 2 bits choose the quarter.
     """
-    for base in range(0, words.size, 2 * PAIRS):
-        first, second = words[base : base + PAIRS], words[base + PAIRS : base + 2 * PAIRS]
-        left, right = out[base : base + PAIRS], out[base + PAIRS : base + 2 * PAIRS]
+    for unit in range(0, words.size, 2 * PAIRS):
+        first, second = words[unit : unit + PAIRS], words[unit + PAIRS : unit + 2 * PAIRS]
+        left, right = out[unit : unit + PAIRS], out[unit + PAIRS : unit + 2 * PAIRS]
         for i in range(PAIRS):
             a, b = first[i], second[i]
             low = np.float32(b & 255)
-            u = np.float32(a) * _U_HIGH + (low * _U_LOW + _U_HALF)
-            rest = np.float32(np.uint32(~a)) * _U_HIGH + ((np.float32(255) - low) * _U_LOW + _U_HALF)  # 1 - u, without cancelling
+            u = np.float32(a) * _2_32 + (low * _2_40 + _2_41)
+            rest = np.float32(np.uint32(~a)) * _2_32 + ((_BYTE - low) * _2_40 + _2_41)  # 1 - u without cancellation
             bits = np.float32(u).view(np.int32)
-            exponent = np.int32((bits - 0x3F3504F3) >> 23)
+            exponent = np.int32((bits - 0x3F3504F3) >> 23)  # u = (1 + f) 2^exponent with 1 + f around 1
             f = np.int32(bits - (exponent << 23)).view(np.float32) - _ONE
             f = -rest if exponent == 0 else f
             e = np.float32(exponent)
-            # ln(1 + f) on [sqrt(1/2) - 1, sqrt(2) - 1], after Cephes logf
-            z = f * f
-            p = np.float32(7.0376836292e-2)
-            p = p * f + np.float32(-1.1514610310e-1)
-            p = p * f + np.float32(1.1676998740e-1)
-            p = p * f + np.float32(-1.2420140846e-1)
-            p = p * f + np.float32(1.4249322787e-1)
-            p = p * f + np.float32(-1.6668057665e-1)
-            p = p * f + np.float32(2.0000714765e-1)
-            p = p * f + np.float32(-2.4999993993e-1)
-            p = p * f + np.float32(3.3333331174e-1)
-            log = (f + (p * f * z + e * _LN2_LOW - _HALF * z)) + e * _LN2_HIGH
-            radius = np.sqrt(np.float32(-2) * log) * scale
-            # sine and cosine on (-pi/4, pi/4), after Cephes sinf and cosf
-            x = (np.float32(np.int32((b >> 8) & 0x3FFFFF) - (1 << 21)) + _HALF) * _ANGLE
-            z = x * x
-            sine = (np.float32(-1.9515295891e-4) * z + np.float32(8.3321608736e-3)) * z + np.float32(-1.6666654611e-1)
-            sine = sine * z * x + x
-            cosine = np.float32(2.443315711809948e-5) * z + np.float32(-1.388731625493765e-3)
-            cosine = (cosine * z + np.float32(4.166664568298827e-2)) * z * z - _HALF * z + _ONE
-            radius = -radius if (b >> 31) & 1 else radius
+            p = _LOG[0] * f + _LOG[1]
+            p = (p * f + _LOG[2]) * f + _LOG[3]
+            p = (p * f + _LOG[4]) * f + _LOG[5]
+            p = (p * f + _LOG[6]) * f + _LOG[7]
+            p = (p * f + _LOG[8]) * f
+            square = f * f
+            log = (f + (p * square + e * _LN2_LOW - _HALF * square)) + e * _LN2_HIGH
+            radius = np.sqrt(-_TWO * log) * scale
+            x = (np.float32(np.int32((b >> 8) & 0x3FFFFF) - (1 << 21)) + _HALF) * _STEP
+            square = x * x
+            sine = ((_SINE[0] * square + _SINE[1]) * square + _SINE[2]) * square * x + x
+            cosine = (_COSINE[0] * square + _COSINE[1]) * square + _COSINE[2]
+            cosine = cosine * square * square - _HALF * square + _ONE
+            radius = -radius if b >> 31 else radius
             swap = (b >> 30) & 1
             left[i] = radius * (sine if swap else cosine)
             right[i] = radius * (cosine if swap else sine)

@@ -51,7 +51,9 @@ def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:
         line = axes.plot(rounds, [record["accuracy"] for record in result["history"]], marker=".", label=_name(result))
         averages = [record["accuracy_average"] for record in result["history"]]
         if averages[-1] != result["accuracy"]:
-            axes.plot(rounds, averages, linestyle=":", color=line[0].get_color(), label=f"{_name(result)}, average model")
+            axes.plot(
+                rounds, averages, linestyle=":", color=line[0].get_color(), label=f"{_name(result)}, average model"
+            )
     first = results[0]
     axes.set_title(f"{first['dataset']}, {first['model']}, {first['clients']} clients, seed {first['seed']}")
     axes.set_xlabel("round")

@@ -8,7 +8,8 @@ from fedrp import wire
 from fedrp.config import RunConfig
 from fedrp.evaluate import Evaluation
 from fedrp.models import Vector
-from fedrp.privacy import Guarantee
+from fedrp.privacy.guarantee import Guarantee
+from fedrp.privacy.ledger import headline
 from fedrp.wire import Kind
 
 _KEY_KINDS = frozenset({Kind.HELLO, Kind.ROSTER, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
@@ -49,7 +50,8 @@ class RoundRecord(NamedTuple):
     """One round, as measured."""
 
     round: int
-    participants: int
+    participants: int  # whose uploads were used
+    dropped: int  # who were asked, and whose were not
     evaluation: Evaluation
     traffic: Traffic
     seconds: float
@@ -61,6 +63,7 @@ class RoundRecord(NamedTuple):
         return {
             "round": self.round,
             "participants": self.participants,
+            "dropped": self.dropped,
             "accuracy": e.delivered.accuracy,
             "loss": e.delivered.loss,
             "accuracy_average": e.average.accuracy,
@@ -84,7 +87,7 @@ class RoundRecord(NamedTuple):
         traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
         evaluation = Evaluation(delivered, average, *clients)
         times = line["seconds"], line["evaluation_seconds"]
-        return cls(line["round"], line["participants"], evaluation, traffic, *times)
+        return cls(line["round"], line["participants"], line["dropped"], evaluation, traffic, *times)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +99,7 @@ class RunResult:
     secret: bool
     records: tuple[RoundRecord, ...]
     last_traffic: Traffic  # of the packets that end the run
-    guarantee: Guarantee | None
+    privacy: tuple[Guarantee, ...]
     model: Vector
     seconds: float
     images_per_round: float
@@ -115,6 +118,7 @@ class RunResult:
         for record in self.records:
             traffic = traffic.plus(record.traffic)
         training = sum(record.seconds for record in self.records)
+        quoted = headline(self.privacy)
         return {
             "algorithm": config.algorithm,
             "dataset": config.dataset,
@@ -138,8 +142,11 @@ class RunResult:
             "accuracy_client_max": last.client_max,
             "accuracy_average": last.average.accuracy,
             **{f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()},
-            "epsilon": self.guarantee.epsilon if self.guarantee else None,
-            "delta": self.guarantee.delta if self.guarantee else None,
+            "epsilon": quoted.epsilon if quoted else None,
+            "delta": quoted.delta if quoted else None,
+            "adversary": quoted.adversary.value if quoted else None,
+            "adjacency": quoted.adjacency.value if quoted else None,
+            "privacy": [statement.as_json() for statement in self.privacy],
             "noise_multiplier": config.noise_multiplier,
             "clip": config.clip,
             "seconds": self.seconds,

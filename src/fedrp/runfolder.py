@@ -134,6 +134,4 @@ def _load_server(server: Coordinator, path: Path) -> Coordinator:
         aggregates = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     dealt = {int(r): Dealt(dealer, tuple(map(bytes.fromhex, e))) for r, (dealer, e) in state["dealt"].items()}
     last_seen = tuple(state["last_seen"])
-    return dataclasses.replace(
-        server, round=state["round"], last_seen=last_seen, aggregates=aggregates, dealt=dealt
-    )
+    return dataclasses.replace(server, round=state["round"], last_seen=last_seen, aggregates=aggregates, dealt=dealt)

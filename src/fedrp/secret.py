@@ -50,12 +50,19 @@ class SecretKey:
         """Fill a contiguous array with the bytes of this key's stream from `offset`, a multiple of 16."""
         if offset < 0 or offset % _AES_BLOCK:
             raise ValueError(f"the stream starts at multiples of {_AES_BLOCK} bytes, got offset={offset}")
+        if not buffer.flags.c_contiguous:
+            raise ValueError(f"the stream fills contiguous arrays only, got strides={buffer.strides}")
         counter = (offset // _AES_BLOCK).to_bytes(_AES_BLOCK, "big")
         encryptor = Cipher(algorithms.AES256(self._raw), modes.CTR(counter)).encryptor()
-        stream = memoryview(buffer.reshape(-1).view(np.uint8))
+        stream = buffer.reshape(-1).view(np.uint8).data
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
+
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        """The first `count` standard normals of this key's stream (inverse distribution function of 53 bits)."""
+        words = self.keystream(8 * count).view("<u8") >> np.uint64(11)
+        return np.asarray(ndtri((words + 0.5) * 2.0**-53), np.float64)
 
     def reveal(self) -> bytes:
         """The bytes themselves, for sealing to a peer. Never log, store or send what this returns in the clear."""

@@ -17,8 +17,9 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
 from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError
+from fedrp.interim import projection_tag
 from fedrp.models import ModelFactory, Vector, public_initial, secret_initial
-from fedrp.projection import Projection, make_projection, projection_tag
+from fedrp.projection import Projection, make_projection
 from fedrp.rng import RunSeed
 from fedrp.sealing import PUBLIC_KEY_BYTES, Entropy, Identity, binding, seal_to_all, split
 from fedrp.secret import SecretKey
@@ -42,6 +43,7 @@ class Silo:
     state: ClientState | None = None
     roster: tuple[bytes, ...] = ()
     envelopes: Mapping[int, Envelope] = field(default_factory=dict)
+    reply: bytes = b""  # to the last round, to be sent again if that is asked for again
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ class Workbench:
 
     config: RunConfig  # resolved
     run: bytes
-    factory: ModelFactory
     trainer: Trainer
     project: Callable[[SecretKey], Projection]  # the matrix of a round key
+    initial: Callable[[SecretKey | None], Vector]  # the first model, from the initial secret or the public seed
 
     @property
     def algorithm(self) -> Algorithm:
@@ -77,14 +79,19 @@ class Workbench:
 def make_workbench(
     config: RunConfig, run: bytes, factory: ModelFactory, loss: Loss, device: torch.device, projection_memory: int
 ) -> Workbench:
-    """A workbench for one process. The matrices of the last two rounds are kept for its other clients."""
-    trainer = make_trainer(factory, loss, device, RunSeed(config.seed))
+    """A workbench for one process. Its clients share matrices (of the last two rounds) and the initial model."""
+    seed = RunSeed(config.seed)
+    trainer = make_trainer(factory, loss, device, seed)
 
     @functools.lru_cache(maxsize=2)
     def project(key: SecretKey) -> Projection:
         return make_projection(config.projection, key, trainer.layout.size, config.dim, projection_memory)
 
-    return Workbench(config, run, factory, trainer, project)
+    @functools.lru_cache(maxsize=1)
+    def initial(key: SecretKey | None) -> Vector:
+        return public_initial(factory, seed) if key is None else secret_initial(factory, key)
+
+    return Workbench(config, run, trainer, project, initial)
 
 
 def hello(bench: Workbench, index: int, site: Site) -> bytes:
@@ -103,19 +110,16 @@ def respond(
     """
     inboxes = [_accepted(bench, wire.decode(packet)) for packet in packets]
     silos = [_noted(silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)]
+    rounds = [_round_of(bench, silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)]
+    answered = [round_ == silo.round and silo.reply != b"" for silo, round_ in zip(silos, rounds, strict=True)]
+    training = [position for position, round_ in enumerate(rounds) if round_ is not None and not answered[position]]
     uploads: dict[int, Upload] = {}
-    training = [
-        position
-        for position, inbox in enumerate(inboxes)
-        if wire.messages_of(inbox, Kind.ROUND) or not bench.algorithm.exchanges
-    ]
     if training:
-        chosen = [silos[position] for position in training]
-        trained = _train(bench, chosen, [sites[p] for p in training], [inboxes[p] for p in training])
-        uploads = dict(zip(training, trained, strict=True))
+        chosen = [silos[p] for p in training], [sites[p] for p in training], [inboxes[p] for p in training]
+        uploads = dict(zip(training, _train(bench, *chosen), strict=True))
     return [
-        _reply(bench, silo, sites[position], inboxes[position], uploads.get(position))
-        for position, silo in enumerate(silos)
+        (silo, silo.reply) if answered[p] else _reply(bench, silo, sites[p], inboxes[p], uploads.get(p))
+        for p, silo in enumerate(silos)
     ]
 
 
@@ -134,6 +138,8 @@ def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
 
 def _noted(silo: Silo, inbox: list[Message]) -> Silo:
     """The silo after it has put away what it was given: the roster and sealed keys."""
+    if wire.messages_of(inbox, Kind.REBUILD):
+        silo = Silo(silo.index, roster=silo.roster)
     envelopes = {m.round: Envelope(m.sender, m.payload.tobytes()) for m in wire.messages_of(inbox, Kind.SEALED)}
     rosters = wire.messages_of(inbox, Kind.ROSTER)
     roster = silo.roster
@@ -147,11 +153,11 @@ def _train(
     bench: Workbench, silos: Sequence[Silo], sites: Sequence[Site], inboxes: Sequence[list[Message]]
 ) -> list[Upload]:
     rounds = {_round_of(bench, silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)}
-    if len(rounds) != 1:
-        raise ProtocolError(f"clients of one process were asked for different rounds: {sorted(rounds)}")
     round_ = rounds.pop()
+    if rounds or round_ is None:
+        raise ProtocolError("clients of one process were asked for different rounds")
     config = bench.config
-    sgd = LocalSGD(config.lr or 0.0, config.momentum, config.batch_size, config.local_epochs)
+    sgd = LocalSGD(config.lr or 0.0, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
 
     def train(start: Stack, objective: Objective) -> Stack:
         indices = [silo.index for silo in silos]
@@ -161,15 +167,21 @@ def _train(
     participants = [
         _participant(bench, silo, site, inbox, round_) for silo, site, inbox in zip(silos, sites, inboxes, strict=True)
     ]
-    return bench.algorithm.client_round(Local(config, key, bench.project, train), participants)
+    calls = wire.messages_of(inboxes[0], Kind.ROUND)
+    count = calls[-1].weight if calls else len(silos)
+    return bench.algorithm.client_round(Local(config, key, count, bench.project, train), participants)
 
 
-def _round_of(bench: Workbench, silo: Silo, inbox: list[Message]) -> int:
+def _round_of(bench: Workbench, silo: Silo, inbox: list[Message]) -> int | None:
+    """The round that a packet asks for, if any."""
     if not bench.algorithm.exchanges:
         return silo.round + 1
-    round_ = wire.messages_of(inbox, Kind.ROUND)[-1].round
-    if round_ <= silo.round:
-        raise ProtocolError(f"client {silo.index} has already taken part in round {round_}: replayed message refused")
+    calls = wire.messages_of(inbox, Kind.ROUND)
+    if not calls:
+        return None
+    round_ = calls[-1].round
+    if round_ < silo.round or (round_ == silo.round and not silo.reply):
+        raise ProtocolError(f"client {silo.index} is past round {round_}: replayed message refused")
     return round_
 
 
@@ -178,25 +190,17 @@ def _participant(bench: Workbench, silo: Silo, site: Site, inbox: list[Message],
     aggregates = {message.round: message for message in wire.messages_of(inbox, Kind.AGGREGATE)}
     size = bench.algorithm.upload_size(bench.config, bench.trainer.layout.size)
     first = silo.round if bench.algorithm.catch_up == "all" else round_ - 1
-    history = [
-        Step(
-            _open(bench, silo, site, past),
-            wire.vector(aggregates[past], size) if past in aggregates else _no_aggregate(bench, past),
-        )
-        for past in range(first, round_)
-    ]
+    history = []
+    for past in range(first, round_):
+        if past not in aggregates and past > 0 and bench.algorithm.exchanges:
+            raise ProtocolError(f"the aggregate of round {past} is missing")
+        aggregate = wire.vector(aggregates[past], size) if past in aggregates else None
+        history.append(Step(_open(bench, silo, site, past), aggregate))
     return Participant(state, history, site.entropy.secret("noise", round_))
 
 
-def _no_aggregate(bench: Workbench, round_: int) -> None:
-    if round_ > 0 and bench.algorithm.exchanges:
-        raise ProtocolError(f"the aggregate of round {round_} is missing")
-
-
 def _initial_model(bench: Workbench, silo: Silo, site: Site) -> Vector:
-    key = _open(bench, silo, site, 0)
-    seed = RunSeed(bench.config.seed)
-    return public_initial(bench.factory, seed) if key is None else secret_initial(bench.factory, key)
+    return bench.initial(_open(bench, silo, site, 0))
 
 
 def _open(bench: Workbench, silo: Silo, site: Site, round_: int) -> SecretKey | None:
@@ -209,21 +213,20 @@ def _open(bench: Workbench, silo: Silo, site: Site, round_: int) -> SecretKey | 
     return site.identity.open(sealed, binding(bench.run, round_, dealer, silo.index, bench.tag))
 
 
-def _reply(
-    bench: Workbench, silo: Silo, site: Site, inbox: list[Message], upload: Upload | None
-) -> tuple[Silo, bytes]:
+def _reply(bench: Workbench, silo: Silo, site: Site, inbox: list[Message], upload: Upload | None) -> tuple[Silo, bytes]:
     replies = [_deal(bench, silo, site, request.round) for request in wire.messages_of(inbox, Kind.DEAL_REQUEST)]
     if wire.messages_of(inbox, Kind.FINISH):
         silo = dataclasses.replace(silo, state=_finished(bench, silo, site, inbox))
-    if upload is not None:
-        round_ = _round_of(bench, silo, inbox)
-        kept = {r: envelope for r, envelope in silo.envelopes.items() if r >= round_}
-        silo = dataclasses.replace(silo, round=round_, state=upload.state, envelopes=kept)
-        if bench.algorithm.exchanges:
-            weight = len(site.data.y) if bench.config.weighting == "samples" else 1
-            message = Message(Kind.UPLOAD, bench.run, round_, silo.index, upload.vector, weight, bench.tag)
-            replies.insert(0, message)
-    return silo, wire.encode(replies)
+    if upload is None:
+        return silo, wire.encode(replies)
+    round_ = _round_of(bench, silo, inbox) or 0
+    if bench.algorithm.exchanges:
+        weight = len(site.data.y) if bench.config.weighting == "samples" else 1
+        fields = (bench.run, round_, silo.index, upload.vector, weight, bench.tag, upload.fingerprint)
+        replies.insert(0, Message(Kind.UPLOAD, *fields))
+    reply = wire.encode(replies)
+    kept = {r: envelope for r, envelope in silo.envelopes.items() if r >= round_}
+    return dataclasses.replace(silo, round=round_, state=upload.state, envelopes=kept, reply=reply), reply
 
 
 def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientState:
@@ -235,7 +238,7 @@ def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientS
 def _finished(bench: Workbench, silo: Silo, site: Site, inbox: list[Message]) -> ClientState:
     end = wire.messages_of(inbox, Kind.FINISH)
     participant = _participant(bench, silo, site, inbox, end[-1].round + 1 if end else silo.round + 1)
-    return bench.algorithm.client_finish(Local(bench.config, None, bench.project, _no_training), participant)
+    return bench.algorithm.client_finish(Local(bench.config, None, 0, bench.project, _no_training), participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:

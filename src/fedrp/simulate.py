@@ -17,11 +17,11 @@ from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, Speed, require_choice
 from fedrp.coordinator import Coordinator, Packets
-from fedrp.errors import ConfigError
+from fedrp.errors import ConfigError, QuorumError
 from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, grouped, set_threads
 from fedrp.models import MODELS, layout_of
-from fedrp.privacy import guarantee
+from fedrp.privacy.ledger import statements
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
 from fedrp.runfolder import RunFolder
@@ -30,6 +30,7 @@ from fedrp.task import Task, examples, split_among_clients
 OnRound = Callable[[RoundRecord], None]
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
+_ATTEMPTS = 5  # at a round that misses its quorum
 
 
 def simulate(
@@ -123,20 +124,49 @@ def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
 
 def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
     began = time.monotonic()
-    server, packets = coordinator.open_round(server)
-    replies = hosts.exchange(packets)
-    server, report = coordinator.close_round(server, replies)
+    for attempt in range(_ATTEMPTS):
+        server, packets = coordinator.open_round(server)
+        sent, lost = _dropouts(server, attempt, packets)
+        replies = hosts.exchange(sent)
+        received = {client: reply for client, reply in replies.items() if client not in lost}
+        traffic = traffic.plus(Traffic.of(sent, received))
+        try:
+            server, report = coordinator.close_round(server, received)
+            break
+        except QuorumError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    server, extra = _next_key(server, hosts)
     trained = time.monotonic()
     evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
     record = RoundRecord(
         round=server.round,
         participants=len(report.participants),
         evaluation=evaluation,
-        traffic=traffic.plus(Traffic.of(packets, replies)),
+        dropped=len(packets) - len(report.participants),
+        traffic=traffic.plus(extra),
         seconds=trained - began,
         evaluation_seconds=time.monotonic() - trained,
     )
     return server, record
+
+
+def _dropouts(server: Coordinator, attempt: int, packets: Packets) -> tuple[Packets, set[int]]:
+    """The packets that arrive, and the clients whose reply is lost: half drop out before they train, half after."""
+    rng = RunSeed(server.config.seed).generator("dropout", server.round + 1, attempt)
+    draws = dict(zip(packets, rng.random(len(packets)), strict=True))
+    never = {client for client in packets if draws[client] < server.config.dropout / 2}
+    late = {client for client in packets if draws[client] < server.config.dropout} - never
+    return {client: packet for client, packet in packets.items() if client not in never}, late
+
+
+def _next_key(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
+    """Have another client deal the next round's key, if its dealer dropped out."""
+    packets = coordinator.request_key(server, 0)
+    if not packets:
+        return server, Traffic()
+    replies = hosts.exchange(packets)
+    return coordinator.take_keys(server, replies), Traffic.of(packets, replies)
 
 
 def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation:
@@ -180,7 +210,7 @@ def _finish(
         secret=server.algorithm.secret,
         records=tuple(records),
         last_traffic=Traffic.of(packets, {}),
-        guarantee=guarantee(server.algorithm.releases(setup.config), setup.config),
+        privacy=statements(server.algorithm.releases(setup.config), setup.config.dp_delta),
         model=model,
         seconds=seconds,
         images_per_round=images,

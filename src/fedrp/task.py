@@ -77,7 +77,7 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         if empty is not None:
             raise DataError(f"client {empty} has no examples")
         return parts
-    whole = examples(task.train)  # type: ignore[arg-type]
+    whole = examples(task.train)
     labels = whole.y.numpy() if not whole.y.is_floating_point() else np.zeros(len(whole.y), np.int64)
     shares = partition(config.partition, labels, config.clients, RunSeed(config.seed).generator("partition"))
     return [Examples(whole.x[torch.from_numpy(share)], whole.y[torch.from_numpy(share)]) for share in shares]
@@ -88,7 +88,7 @@ def examples(source: Source) -> Examples:
     if isinstance(source, tuple):
         x, y = (torch.as_tensor(part) for part in source)
     else:
-        count = len(source)  # type: ignore[arg-type]
+        count = len(source)  # type: ignore[arg-type]  # map-style data sets have a length
         x, y = (torch.as_tensor(part) for part in default_collate([source[index] for index in range(count)]))
     if len(x) != len(y):
         raise DataError(f"{len(x)} inputs but {len(y)} targets")

@@ -37,11 +37,12 @@ class Objective(NamedTuple):
 
     `gradient(variables, loss_gradients, rows)` turns gradients of the loss with respect to the weights (k x n) into
     gradients with respect to the variables (k x d). `weights(variables, rows)` maps variables to weights; None means
-    that the variables are the weights.
+    that the variables are the weights. `lr` is the step size, if it is to be another than the configured one.
     """
 
     gradient: Callable[[Stack, Stack, Rows], Stack]
     weights: Callable[[Stack, Rows], Stack] | None = None
+    lr: float | None = None
 
 
 def _loss_only(_variables: Stack, gradients: Stack, _rows: Rows) -> Stack:
@@ -58,6 +59,7 @@ class LocalSGD(NamedTuple):
     momentum: float
     batch_size: int
     epochs: int
+    grad_clip: float = 0.0  # largest norm of a gradient with respect to the variables; 0 for no limit
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Trainer:
         velocity = np.zeros_like(variables)
         batches = [self._batches(len(d.y), client, round_, sgd) for d, client in zip(data, clients, strict=True)]
         steps = np.array([len(plan) for plan in batches])
+        lr = np.float32(sgd.lr if objective.lr is None else objective.lr)
         self.module.train()
         with torch.random.fork_rng(devices=[]):
             for step in range(steps.max()):
@@ -101,14 +104,15 @@ class Trainer:
                     chart = variables[rows] if objective.weights is None else objective.weights(variables[rows], rows)
                     weights[rows] = torch.from_numpy(chart).to(self.device)
                 gradients.zero_()
-                for row in active:
+                for row in active.tolist():
                     self.layout.bind(self.module, weights[row], gradients[row])
                     # Dropout and its like only know torch's global generator: give each client-step its own stream.
                     torch.random.manual_seed(self.seed.integer("layers", round_, clients[row], step))
                     self._backward(data[row], batches[row][step])
+                direction = objective.gradient(variables[rows], _as_numpy(gradients)[rows], rows)
                 velocity[rows] *= np.float32(sgd.momentum)
-                velocity[rows] += objective.gradient(variables[rows], _as_numpy(gradients)[rows], rows)
-                variables[rows] -= np.float32(sgd.lr) * velocity[rows]
+                velocity[rows] += _clipped(direction, sgd.grad_clip)
+                variables[rows] -= lr * velocity[rows]
         self._require_finite(variables, clients, round_, sgd)
         return variables
 
@@ -119,7 +123,7 @@ class Trainer:
     def _batches(self, size: int, client: int, round_: int, sgd: LocalSGD) -> list[torch.Tensor]:
         rng = self.seed.generator("batches", round_, client)
         orders = [torch.from_numpy(rng.permutation(size)) for _ in range(sgd.epochs)]
-        return [batch for order in orders for batch in order.split(sgd.batch_size)]
+        return [batch for order in orders for batch in torch.split(order, sgd.batch_size)]
 
     def _backward(self, data: Examples, batch: torch.Tensor) -> None:
         inputs = batch_input(data.x[batch], self.device)
@@ -135,6 +139,15 @@ class Trainer:
             )
 
 
+def _clipped(gradients: Stack, limit: float) -> Stack:
+    """The gradients, each row scaled down to norm `limit` where it is longer; in place."""
+    for row in gradients if limit else ():
+        norm = np.linalg.norm(row)
+        if norm > limit:
+            row *= np.float32(limit) / norm
+    return gradients
+
+
 def _as_numpy(matrix: torch.Tensor) -> Stack:
     return matrix.cpu().numpy()
 
@@ -142,6 +155,7 @@ def _as_numpy(matrix: torch.Tensor) -> Stack:
 def make_trainer(factory: ModelFactory, loss: Loss, device: torch.device, seed: RunSeed) -> Trainer:
     """A trainer for models built by `factory`; refuses models that cannot be trained this way."""
     with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(seed.integer("initial-model"))  # for what is not in the vector: frozen layers, buffers
         module = factory().to(device)
     return Trainer(module, loss, layout_of(module), device, seed)
 

@@ -45,8 +45,9 @@ class Kind(enum.IntEnum):
     SEALED = 5  # server -> client: your envelope; the sender field names the dealer
     UPLOAD = 6  # client -> server: the client's vector of this round
     AGGREGATE = 7  # server -> client: what the server made of a round's uploads
-    ROUND = 8  # server -> client: take part in this round
+    ROUND = 8  # server -> client: take part in this round; the weight field says how many take part
     FINISH = 9  # server -> client: the run is over
+    REBUILD = 10  # server -> client: your copy of the common model differs; start again from the log in this packet
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +96,10 @@ def encode(messages: Iterable[Message]) -> bytes:
         payload = np.ascontiguousarray(message.payload)
         if payload.ndim != 1 or payload.dtype not in _DTYPE_CODES or payload.size >= MAX_COUNT:
             raise WireError(f"cannot send a {payload.dtype} array of shape {payload.shape}")
+        if len(message.run) != RUN_ID_BYTES or len(message.fingerprint) != FINGERPRINT_BYTES:
+            raise WireError(f"run id and fingerprint have {RUN_ID_BYTES} and {FINGERPRINT_BYTES} bytes")
         _require_finite(payload)
-        body = memoryview(payload).cast("B") if payload.size else memoryview(b"")
+        body = payload.view(np.uint8).data
         fields = (
             *(_MAGIC, VERSION, message.kind, _DTYPE_CODES[payload.dtype], message.projection, message.run),
             *(message.round, message.sender, message.weight, payload.size, message.fingerprint),

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.config import RunConfig
-from fedrp.privacy import Event
+from fedrp.privacy.ledger import Release
 from fedrp.projection import Projection
 from fedrp.secret import SecretKey
 from fedrp.training import Objective, Stack
+from fedrp.wire import NO_FINGERPRINT
 
 Vector = npt.NDArray[np.float32]
 
@@ -48,6 +49,7 @@ class Local(NamedTuple):
 
     config: RunConfig  # resolved
     key: SecretKey | None  # of this round
+    participants: int  # how many clients take part, as the server announced
     project: Callable[[SecretKey], Projection]
     train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
 
@@ -57,6 +59,7 @@ class Upload(NamedTuple):
 
     state: ClientState
     vector: Vector
+    fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
 
 
 class Algorithm(NamedTuple):
@@ -77,7 +80,7 @@ class Algorithm(NamedTuple):
     client_round: Callable[[Local, Sequence[Participant]], list[Upload]]
     client_finish: Callable[[Local, Participant], ClientState]
     server_round: Callable[[RunConfig, Vector | None, Sequence[Vector], Sequence[float]], Vector]
-    releases: Callable[[RunConfig], Event]  # what the server learns in one round
+    releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
 
 
 def full_vector(_config: RunConfig, parameters: int) -> int:

@@ -1,8 +1,8 @@
 """FedADMM: consensus ADMM on full vectors.
 
-    w_i  <- argmin f_i(w) + y_i'(w - zbar) + rho/2 ||w - zbar||^2       (local SGD, from the client's last w_i)
-    zbar <- mean(w_i + y_i / rho)                                       (server)
-    y_i  <- y_i + rho (w_i - zbar)                                      (when the client learns zbar)
+w_i  <- argmin f_i(w) + y_i'(w - zbar) + rho/2 ||w - zbar||^2       (local SGD, from the client's last w_i)
+zbar <- mean(w_i + y_i / rho)                                       (server)
+y_i  <- y_i + rho (w_i - zbar)                                      (when the client learns zbar)
 """
 
 import dataclasses
@@ -39,9 +39,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return gradients + duals[rows] + rho * (weights - anchor[rows])
 
     models = local.train(stacked([client.state.model for client in clients]), Objective(gradient))
-    return [
-        Upload(ClientState(model, dual), model + dual / rho) for model, dual in zip(models, duals, strict=True)
-    ]
+    return [Upload(ClientState(model, dual), model + dual / rho) for model, dual in zip(models, duals, strict=True)]
 
 
 def _consensus(client: Participant) -> Vector:

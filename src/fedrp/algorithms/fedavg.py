@@ -15,7 +15,8 @@ from fedrp.algorithms.base import (
     stacked,
 )
 from fedrp.config import RunConfig
-from fedrp.privacy import Event, NonPrivate, NothingReleased
+from fedrp.privacy.events import Adjacency, Adversary, NonPrivate, NothingReleased, Unsupported
+from fedrp.privacy.ledger import Release
 from fedrp.training import PLAIN
 
 
@@ -41,8 +42,18 @@ def _mean(_config: RunConfig, _previous: Vector | None, uploads: Sequence[Vector
     return weighted_mean(uploads, weights)
 
 
-def _releases(_config: RunConfig) -> Event:
-    return NonPrivate("the server receives every client's model in the clear")
+def _releases(_config: RunConfig) -> list[Release]:
+    seen = NonPrivate("the server receives every client's vector in the clear")
+    return [Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, seen), *averages_released()]
+
+
+def averages_released() -> list[Release]:
+    """What averages without noise tell the other clients and whoever gets the model: nothing is claimed."""
+    plain = Unsupported("averages are released without noise")
+    return [
+        Release(adversary, Adjacency.CLIENT_ADD_REMOVE, plain)
+        for adversary in (Adversary.CLIENTS, Adversary.MODEL_HOLDER)
+    ]
 
 
 FEDAVG = Algorithm(
@@ -66,8 +77,12 @@ def _alone(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     return [Upload(ClientState(model), NOTHING) for model in trained]
 
 
-def _nothing_learned(_config: RunConfig) -> Event:
-    return NothingReleased()
+def _nothing_learned(_config: RunConfig) -> list[Release]:
+    return [
+        Release(Adversary.SERVER, Adjacency.CLIENT_REPLACE, NothingReleased()),
+        Release(Adversary.CLIENTS, Adjacency.CLIENT_REPLACE, NothingReleased()),
+        Release(Adversary.MODEL_HOLDER, Adjacency.CLIENT_REPLACE, Unsupported("a model is released without noise")),
+    ]
 
 
 FWC = FEDAVG._replace(

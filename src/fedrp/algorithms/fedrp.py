@@ -14,11 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
-from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.config import RunConfig, require_choice
 from fedrp.errors import ConfigError
-from fedrp.privacy import Event, ProjectedRelease
-from fedrp.projection import FAMILIES, norm_bound
+from fedrp.interim import norm_bound
+from fedrp.privacy.events import Adjacency, Adversary, Composed, NonPrivate, ProjectedRelease
+from fedrp.privacy.ledger import Release
+from fedrp.projection import FAMILIES
 from fedrp.training import Objective, Rows, Stack
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -37,12 +39,13 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
     require_projection(config, parameters)
     lr = config.lr or 0.0
     curvature = lr * norm_bound(config.projection, parameters, config.dim) ** 2
+    safe = DEFAULT_SHARE * STABLE / curvature
     if config.rho is None:
-        return dataclasses.replace(config, rho=DEFAULT_SHARE * STABLE / curvature)
+        return dataclasses.replace(config, rho=safe)
     if config.rho * curvature >= STABLE:
         raise ConfigError(
             f"rho={config.rho:g} is not stable with lr={lr:g} and dim={config.dim}: lr * rho * ||A||^2 = "
-            f"{config.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {DEFAULT_SHARE * STABLE / curvature:.3g}"
+            f"{config.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {safe:.3g}"
         )
     return config
 
@@ -74,8 +77,15 @@ def _finish(_local: Local, client: Participant) -> ClientState:
     return client.state
 
 
-def _releases(config: RunConfig) -> Event:
-    return ProjectedRelease(config.dim)
+def _releases(config: RunConfig) -> list[Release]:
+    # Nothing bounds how far one record moves w, nor the norm of w: without those, Theorem 2 says nothing.
+    projected = Composed(ProjectedRelease(config.dim), config.rounds)
+    known = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
+    return [
+        Release(Adversary.SERVER, Adjacency.RECORD_REPLACE, projected, ("the round keys are secret",)),
+        Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known),
+        *averages_released(),
+    ]
 
 
 FEDRP: Algorithm = FEDAVG._replace(

@@ -1,23 +1,71 @@
-"""Interim front door (to be replaced)."""
-from typing import NamedTuple
-import numpy as np
-from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier as calibrate_noise_multiplier, gaussian_epsilon
-class NonPrivate(NamedTuple):
-    reason: str
-class NothingReleased(NamedTuple):
-    pass
-class ProjectedRelease(NamedTuple):
-    rows: int
-class GaussianRelease(NamedTuple):
-    noise_multiplier: float
-    rounds: int
-    rate: float
-Event = NonPrivate|NothingReleased|ProjectedRelease|GaussianRelease
-class Guarantee(NamedTuple):
-    epsilon: float
-    delta: float
-def guarantee(e, c):
-    if isinstance(e, GaussianRelease): return Guarantee(gaussian_epsilon(e.noise_multiplier, c.dp_delta, e.rounds, e.rate), c.dp_delta)
-def clip_to_norm(v, c):
-    n=float(np.linalg.norm(v.astype(np.float64)))
-    return v if n<=c else v*np.float32(c/n)
+"""What is private against whom: releases as data, bounds that interpret them, and what enforces their assumptions."""
+
+from fedrp.privacy.assumptions import implied_assumptions
+from fedrp.privacy.bounds import BOUNDS, EpsilonInterval, Refused, bound, tightest
+from fedrp.privacy.calibration import Calibration, calibrate, calibrate_ratio
+from fedrp.privacy.certificate import ConsensusCertificate, consensus_certificate
+from fedrp.privacy.events import (
+    Adjacency,
+    Adversary,
+    Composed,
+    Event,
+    GaussianRelease,
+    JointProjectedRelease,
+    NonPrivate,
+    NothingReleased,
+    PoissonSampled,
+    ProjectedRelease,
+    Sequence,
+    Unsupported,
+)
+from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier, gaussian_epsilon
+from fedrp.privacy.joint_view import distances_from_gram, distances_to_span, joint_epsilon
+from fedrp.privacy.noise import NoiseShare, noise_share, rounding_delta, update_noise_multiplier
+from fedrp.privacy.projection_mechanism import exact_delta, exact_epsilon, paper_epsilon
+from fedrp.privacy.report import ProjectionReport, projection_report
+from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, clip_to_norm, project_to_ball
+
+__all__ = [
+    "BOUNDS",
+    "Adjacency",
+    "Adversary",
+    "Basis",
+    "Calibration",
+    "Composed",
+    "ConsensusCertificate",
+    "EpsilonInterval",
+    "Event",
+    "GaussianRelease",
+    "JointProjectedRelease",
+    "NoiseShare",
+    "NonPrivate",
+    "NormFloor",
+    "NothingReleased",
+    "PoissonSampled",
+    "ProjectedRelease",
+    "ProjectionReport",
+    "Refused",
+    "Sensitivity",
+    "Sequence",
+    "Unsupported",
+    "bound",
+    "calibrate",
+    "calibrate_noise_multiplier",
+    "calibrate_ratio",
+    "clip_to_norm",
+    "consensus_certificate",
+    "distances_from_gram",
+    "distances_to_span",
+    "exact_delta",
+    "exact_epsilon",
+    "gaussian_epsilon",
+    "implied_assumptions",
+    "joint_epsilon",
+    "noise_share",
+    "paper_epsilon",
+    "project_to_ball",
+    "projection_report",
+    "rounding_delta",
+    "tightest",
+    "update_noise_multiplier",
+]

@@ -32,3 +32,8 @@ def whole(name: str, value: object, *, at_least: int) -> int:
     if not integral or isinstance(value, bool) or int(value) < at_least:  # type: ignore[call-overload]
         raise ConfigError(f"{name} must be a whole number >= {at_least}, got {name}={value!r}")
     return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def probability(name: str, value: object) -> float:
+    """`value` as a float between 1e-100 and 1, exclusive; `ConfigError` naming it otherwise."""
+    return number(name, value, at_least=1e-100, below=1)

@@ -105,7 +105,7 @@ class JointProjectedRelease(ProjectedRelease):
 
 @dataclass(frozen=True)
 class Composed:
-    """`event`, `count` times: fresh secrets and noise each time, the data and all earlier outputs may steer the next."""
+    """`event`, `count` times: fresh secrets and noise each time; data and earlier outputs may steer the next."""
 
     event: "Event"
     count: int

@@ -1,0 +1,150 @@
+"""FedRP-Subspace: train inside the secret subspace that the clients share. The recommended mode.
+
+Every client holds the same w. In round t, with the round's secret A:
+
+    theta_i <- argmin f_i(w + A' theta) + mu/2 (n/m) ||theta||^2      (local SGD with momentum on theta, gradient A g)
+    send theta_i; the server returns thetabar = mean theta_i
+    v <- beta v + A' thetabar;  w <- w + v                            (every client alike, so consensus is exact)
+
+mu is `proximal` (||A' theta||^2 is about (n/m) ||theta||^2), beta is `server_momentum`; both are 0 by default. A client
+that missed rounds applies the missed (key, thetabar) pairs in order. With privacy asked for, theta_i is clipped and
+noised in its m dimensions (`fedrp.algorithms.private`).
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedrp.algorithms.base import NOTHING, Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.fedavg import FEDAVG, averages_released
+from fedrp.algorithms.fedrp import require_projection
+from fedrp.algorithms.private import averaged, extra_numbers, privatised, releases, resolve_privacy
+from fedrp.config import RunConfig
+from fedrp.errors import ProtocolError
+from fedrp.privacy.events import Adjacency, Adversary, NonPrivate, Unsupported
+from fedrp.privacy.ledger import Release
+from fedrp.projection import make_projection
+from fedrp.secret import SecretKey
+from fedrp.training import Objective, Rows, Stack
+from fedrp.wire import FINGERPRINT_BYTES
+
+# The loss seen from the subspace is curved by the largest eigenvalue of its Hessian plus trace / m. The ratio of the
+# two, measured by where training starts to fail as m shrinks, is about this; see docs/algorithms.md.
+_CURVATURE_DIMENSION = 300.0
+
+_SKETCH_NUMBERS = 4
+_SKETCH_GRID = 2.0**-7
+
+
+def _resolve(config: RunConfig, parameters: int) -> RunConfig:
+    require_projection(config, parameters)
+    return resolve_privacy(config) if config.private else config
+
+
+def step_size(lr: float, dim: int) -> float:
+    """The learning rate on theta that is as stable in m dimensions as `lr` is on the whole vector."""
+    return lr / (1 + _CURVATURE_DIMENSION / dim)
+
+
+def _start(config: RunConfig, initial: Vector) -> ClientState:
+    return ClientState(initial, np.zeros_like(initial) if config.server_momentum else NOTHING)
+
+
+def _consensus(local: Local, clients: Sequence[Participant]) -> list[ClientState]:
+    """Each client's state with the aggregates that it has not yet applied; computed once for clients that agree."""
+    known: dict[tuple[int, int], ClientState] = {}
+    states = []
+    for client in clients:
+        group = (id(client.state.model), len(client.history))
+        if group not in known:
+            known[group] = _finish(local, client)
+        states.append(known[group])
+    return states
+
+
+def _finish(local: Local, client: Participant) -> ClientState:
+    model, velocity = client.state
+    beta = np.float32(local.config.server_momentum)
+    for key, aggregate in client.history:
+        if aggregate is not None and key is not None:
+            step = local.project(key).adjoint(np.ascontiguousarray(aggregate[: local.config.dim]))
+            if beta:
+                velocity = step = beta * velocity + step
+            model = model + step
+    return ClientState(model, velocity)
+
+
+def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+    config, key = local.config, local.key
+    if key is None:
+        raise ProtocolError("FedRP-Subspace needs round keys")
+    projection = local.project(key)
+    states = _consensus(local, clients)
+    base = stacked([state.model for state in states])
+    pull = np.float32(config.proximal * projection.columns / projection.rows)
+
+    def weights(theta: Stack, rows: Rows) -> Stack:
+        return base[rows] + projection.adjoint(theta)
+
+    def gradient(theta: Stack, gradients: Stack, _rows: Rows) -> Stack:
+        return projection.forward(gradients) + pull * theta
+
+    start = np.zeros((len(clients), config.dim), np.float32)
+    thetas = local.train(start, Objective(gradient, weights, step_size(config.lr or 0.0, config.dim)))
+    marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
+    return [
+        Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])
+        for client, state, theta in zip(clients, states, thetas, strict=True)
+    ]
+
+
+def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
+    """A keyed mark of a model, for the server to compare and nothing else.
+
+    `gaussian` sums are not bit-identical on all machines, so there the mark is of four numbers on a coarse, secretly
+    shifted grid: equal for copies that differ by rounding (but for about one in a thousand), different for others.
+    """
+    secret = key.derive("fingerprint")
+    if family == "gaussian":
+        sketch = make_projection("sign", secret, model.size, min(_SKETCH_NUMBERS, model.size)).forward(model)
+        shift = secret.derive("shift").keystream(4 * sketch.size).view("<u4") * 2.0**-32
+        data = np.floor(sketch / _SKETCH_GRID + shift).astype("<i8").tobytes()
+    else:
+        data = model.astype("<f4", copy=False).tobytes()
+    return hmac.new(secret.reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
+
+
+def _aggregate(
+    config: RunConfig, previous: Vector | None, uploads: Sequence[Vector], weights: Sequence[float]
+) -> Vector:
+    if config.private:
+        return averaged(config, previous, uploads)
+    return FEDAVG.server_round(config, previous, uploads, weights)
+
+
+def _releases(config: RunConfig) -> list[Release]:
+    if config.private:
+        return releases(config)
+    gram = Unsupported("the server learns inner products of the clients' vectors; no differential privacy is claimed")
+    known = NonPrivate("who knows the matrix can read each client's step in the subspace")
+    return [
+        Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, gram, ("the round keys are secret",)),
+        Release(Adversary.SERVER_AND_CLIENT, Adjacency.CLIENT_ADD_REMOVE, known),
+        *averages_released(),
+    ]
+
+
+SUBSPACE: Algorithm = FEDAVG._replace(
+    summary="train inside the shared secret subspace: exact consensus, the recommended mode",
+    secret=True,
+    catch_up="all",
+    upload_size=lambda config, _parameters: config.dim + (extra_numbers(config) if config.private else 0),
+    resolve=_resolve,
+    client_init=_start,
+    client_round=_round,
+    client_finish=_finish,
+    server_round=_aggregate,
+    releases=_releases,
+)

@@ -1,0 +1,27 @@
+"""What a statement takes for granted, read off the event, so that no statement can leave it out."""
+
+from fedrp.privacy import events
+
+KEY_SECRECY = "the adversary does not learn the round keys; each is fresh, and its matrix is as good as ideal Gaussian"
+RATIO = "the sensitivity and the norm (or distance) floor hold for both adjacent data sets"
+HISTORIES = "they hold for any two secret histories that fit the transcript, as a ball around the start ensures"
+OTHERS_FIXED = "given the transcript, the other clients' vectors do not depend on the changed data"
+SENSITIVITY = "the sensitivity that the noise multiplier refers to is enforced, and the noise is ideal Gaussian"
+COINS = "who takes part is decided by coins that depend on nothing else"
+HIDDEN = "nobody learns who took part or how many: noise level and denominator do not depend on it"
+
+
+def implied_assumptions(event: events.Event) -> tuple[str, ...]:
+    """The assumptions under which a bound on this event holds, in a fixed order, each once."""
+    found: list[str] = []
+    for leaf, count in events.leaves(event):
+        if isinstance(leaf, events.ProjectedRelease):
+            found += [KEY_SECRECY, RATIO]
+            if count > 1:
+                found.append(HISTORIES)
+                found += [OTHERS_FIXED] * isinstance(leaf, events.JointProjectedRelease)
+        elif isinstance(leaf, events.GaussianRelease):
+            found.append(SENSITIVITY)
+        elif isinstance(leaf, events.PoissonSampled):
+            found += [SENSITIVITY, COINS, *[HIDDEN] * leaf.participation_hidden]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,30 @@
+"""The ledger of a run: who learns what, as the algorithm declares it, and what each of these releases is worth."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fedrp.privacy.events import Adjacency, Adversary, Event
+from fedrp.privacy.guarantee import Guarantee, guarantee
+
+
+class Release(NamedTuple):
+    """What one adversary learns in a whole run."""
+
+    adversary: Adversary
+    adjacency: Adjacency
+    event: Event
+    assumptions: tuple[str, ...] = ()
+
+
+def statements(releases: Iterable[Release], delta: float) -> tuple[Guarantee, ...]:
+    """What is proved about each release."""
+    return tuple(guarantee(r.event, delta, r.adversary, r.adjacency, r.assumptions) for r in releases)
+
+
+def headline(ledger: Sequence[Guarantee]) -> Guarantee | None:
+    """The guarantee that a one-line result quotes: the smallest epsilon of a release that has noise or a secret in it.
+
+    None where nothing is guaranteed, or where nothing was released that could need a guarantee.
+    """
+    proved = [item for item in ledger if item.epsilon]
+    return min(proved, key=lambda item: item.epsilon or 0.0) if proved else None

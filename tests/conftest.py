@@ -1,0 +1,36 @@
+"""Fixtures of all tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import TinyNet, picture_file, tiny_task
+
+from fedrp import Task
+from fedrp.rng import RunSeed
+from fedrp.training import Trainer, make_trainer
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tests compute with one thread: problems are tiny, and the machine may be shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def task() -> Task:
+    return tiny_task()
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return make_trainer(TinyNet, torch.nn.functional.cross_entropy, torch.device("cpu"), RunSeed(0))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return picture_file(tmp_path_factory.mktemp("data") / "pictures.npz")

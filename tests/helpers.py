@@ -1,0 +1,167 @@
+"""Small problems, and a run that can be watched message by message. At the top level, so that workers can import it."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrp import RunConfig, Task, coordinator
+from fedrp.algorithms import ALGORITHMS
+from fedrp.host import SimulatedEntropy
+from fedrp.models import layout_of
+from fedrp.rng import RunSeed
+from fedrp.sealing import Identity
+from fedrp.secret import SecretKey
+from fedrp.silo import Silo, Site, finished, hello, make_workbench, respond
+from fedrp.simulate import resolved
+from fedrp.task import split_among_clients
+
+ROOT = Path(__file__).parents[1]
+FEATURES, CLASSES = 6, 3
+EXACT = {"momentum": 0.0, "clip": 1e6, "noise_multiplier": 0.0}  # fedavg-dp without clipping and noise is FedAvg
+
+
+class TinyNet(nn.Module):
+    """83 parameters, none of them constant at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(FEATURES, 8)
+        self.output = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(torch.tanh(self.hidden(x)))
+
+
+class DropoutNet(TinyNet):
+    """Draws random numbers while it trains."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(nn.functional.dropout(torch.tanh(self.hidden(x)), training=self.training))
+
+
+def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three clouds of points, and which cloud each point is from."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % CLASSES
+    centres = np.random.default_rng(99).normal(0, 1.5, (CLASSES, FEATURES))
+    points = centres[labels] + rng.normal(0, 1, (count, FEATURES))
+    return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
+
+
+def tiny_task(examples: int = 80) -> Task:
+    return Task(TinyNet, blobs(examples, 1), blobs(60, 2))
+
+
+def tiny_config(algorithm: str = "fedrp", /, **changes: object) -> RunConfig:
+    base = RunConfig(algorithm=algorithm, clients=4, rounds=3, batch_size=8, dim=12, lr=0.05, clip=1.0, dp_delta=1e-3)
+    if algorithm == "fedavg-dp" and "dp_epsilon" not in changes:
+        changes = {"noise_multiplier": 0.5, **changes}
+    return dataclasses.replace(base, **changes)
+
+
+def client_batches(config: RunConfig, round_: int, client: int, size: int) -> list[torch.Tensor]:
+    """The batches of a client in a round, as its named stream gives them."""
+    rng = RunSeed(config.seed).generator("batches", round_, client)
+    orders = [torch.from_numpy(rng.permutation(size)) for _ in range(config.local_epochs)]
+    return [batch for order in orders for batch in order.split(config.batch_size)]
+
+
+def round_keys(config: RunConfig) -> list[SecretKey]:
+    """The round keys of a simulation with full participation: dealers take turns, the first client deals two."""
+    dealers = [0, *(round_ % config.clients for round_ in range(config.rounds))]
+    return [SimulatedEntropy(RunSeed(config.seed), d).secret("round-key", r) for r, d in enumerate(dealers)]
+
+
+class Federation:
+    """Server and clients of one run; each client on its own, as if deployed, and every packet at hand."""
+
+    run = b"a run of tests.."
+
+    def __init__(self, config: RunConfig, task: Task | None = None) -> None:
+        task = task or tiny_task()
+        parameters = layout_of(task.model()).size
+        self.config = resolved(config, parameters)
+        self.bench = make_workbench(self.config, self.run, task.model, task.loss, torch.device("cpu"), 2**20)
+        size = ALGORITHMS[config.algorithm].upload_size(self.config, parameters)
+        self.server = coordinator.new_coordinator(self.config, self.run, size)
+        self.sites: dict[int, Site] = {}
+        self.received: list[bytes] = []  # all that has reached the server
+        for client, data in enumerate(split_among_clients(task, config)):
+            entropy = SimulatedEntropy(RunSeed(config.seed), client)
+            self.sites[client] = Site(Identity(entropy.secret("identity")), entropy, data)
+        self.silos = {client: Silo(client) for client in self.sites}
+        if self.bench.algorithm.secret:
+            self._set_up()
+
+    def _set_up(self) -> None:
+        hellos = {client: hello(self.bench, client, site) for client, site in self.sites.items()}
+        self.received += hellos.values()
+        replies = self.deliver(coordinator.invite(self.server, hellos))
+        self.server = coordinator.take_keys(self.server, replies)
+
+    def open(self) -> dict[int, bytes]:
+        """The packets that start the next round."""
+        self.server, packets = coordinator.open_round(self.server)
+        return packets
+
+    def answer(self, client: int, packet: bytes) -> bytes:
+        """What a client replies; its state moves on."""
+        ((silo, reply),) = respond(self.bench, [self.silos[client]], [self.sites[client]], [packet])
+        self.silos[client] = silo
+        return reply
+
+    def deliver(self, packets: dict[int, bytes]) -> dict[int, bytes]:
+        """All replies to the server's packets."""
+        replies = {client: self.answer(client, packet) for client, packet in packets.items()}
+        self.received += replies.values()
+        return replies
+
+    def close(self, replies: dict[int, bytes]) -> coordinator.RoundReport:
+        self.server, report = coordinator.close_round(self.server, replies)
+        return report
+
+    def round(self) -> coordinator.RoundReport:
+        return self.close(self.deliver(self.open()))
+
+    def final_models(self) -> dict[int, np.ndarray]:
+        packets = coordinator.finish(self.server, tuple(self.silos))
+        return {c: finished(self.bench, self.silos[c], self.sites[c], packet).model for c, packet in packets.items()}
+
+
+def picture_file(path: Path, train: int = 60, test: int = 30) -> Path:
+    """A small data set in the format of the command line: 28 x 28 pictures of three classes."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", train), ("test", test)):
+        y = np.arange(count) % CLASSES
+        x = rng.integers(0, 60, (count, 28, 28)).astype(np.uint8)
+        for number, label in enumerate(y):
+            x[number, 8 * label : 8 * label + 8] += 150
+        arrays |= {f"x_{part}": x, f"y_{part}": y}
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line in a process of its own."""
+    return [sys.executable, "-c", "from fedrp.cli import main; main()", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """One thread per process: the tests share their machine."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+def windows(data: bytes, size: int = 16) -> set[bytes]:
+    """All runs of `size` bytes, at any offset."""
+    return {data[start : start + size] for start in range(len(data) - size + 1)}
+
+
+def all_windows(parts: Iterable[bytes]) -> set[bytes]:
+    return set().union(*map(windows, parts))

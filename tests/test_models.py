@@ -1,0 +1,244 @@
+"""Models and their one flat vector."""
+
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from helpers import TinyNet
+from torch import nn
+
+from fedrp.errors import ConfigError
+from fedrp.models import (
+    MODELS,
+    Layout,
+    layout_of,
+    load_vector,
+    public_initial,
+    replace_batchnorm,
+    secret_initial,
+)
+from fedrp.rng import RunSeed
+from fedrp.secret import SecretKey
+
+MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
+HUGE = "vgg16"  # takes 2 GB to train: looked at without memory, but for one slow test
+COUNTS = {
+    ("lenet5", MNIST): 61_706,
+    ("cnn", CIFAR): 846_634,
+    ("resnet18", CIFAR): 11_173_962,
+    ("vgg16", CIFAR): 134_301_514,
+}
+KEY, OTHER_KEY = SecretKey(b"k" * 32), SecretKey(b"o" * 32)
+
+
+def without_memory(name: str, shape: tuple[int, ...]) -> nn.Module:
+    with torch.device("meta"):
+        return MODELS[name].build(shape, 10)
+
+
+def cnn() -> nn.Module:
+    return MODELS["cnn"].build((1, 8, 8), 10)
+
+
+def with_batchnorm() -> nn.Module:
+    inner = nn.Sequential(nn.Conv2d(6, 12, 1), nn.BatchNorm2d(12))
+    return nn.Sequential(nn.Conv2d(1, 6, 1), nn.BatchNorm2d(6, eps=0.1), inner, nn.Flatten(), nn.LazyLinear(2))
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "shape"), COUNTS)
+def test_parameter_counts(name: str, shape: tuple[int, ...]) -> None:
+    assert layout_of(without_memory(name, shape)).size == COUNTS[name, shape]
+    assert f"{COUNTS[name, shape]:,}" in MODELS[name].summary
+
+
+def test_every_model_has_its_count_checked() -> None:
+    assert {name for name, _ in COUNTS} == set(MODELS)
+
+
+@pytest.mark.parametrize("shape", [MNIST, CIFAR])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_every_bundled_shape(name: str, shape: tuple[int, ...]) -> None:
+    module = without_memory(name, shape)
+    assert module(torch.zeros(2, *shape, device="meta")).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name in MODELS if name != HUGE for shape in (MNIST, CIFAR)]
+    + [pytest.param(HUGE, CIFAR, marks=pytest.mark.slow)],
+)
+def test_loss_and_gradient_are_finite_and_alive(name: str, shape: tuple[int, ...]) -> None:
+    module = MODELS[name].build(shape, 10).eval()
+    pictures = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    loss = nn.functional.cross_entropy(module(pictures), torch.tensor([3, 7]))
+    loss.backward()
+    assert 0.5 < loss.item() < 10
+    for parameter in module.parameters():
+        assert torch.isfinite(parameter.grad).all()
+        assert parameter.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(6,), (1, 4, 4)])
+def test_data_of_the_wrong_shape_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' takes pictures.*\({shape[0]},"):
+        MODELS[name].build(shape, 10)
+
+
+# --- a module and its vector ---------------------------------------------------------------------------------------
+
+
+def test_flatten_and_bind_are_inverse() -> None:
+    module = TinyNet()
+    layout = layout_of(module)
+    vector = np.random.default_rng(0).normal(size=layout.size).astype(np.float32)
+    layout.bind(module, torch.from_numpy(vector))
+    assert np.array_equal(layout.flatten(module), vector)
+    before = layout.flatten(TinyNet())
+    layout.bind(module, torch.from_numpy(before))
+    assert np.array_equal(layout.flatten(module), before)
+
+
+def test_a_bound_module_lives_in_its_row_without_a_copy() -> None:
+    module = TinyNet()
+    layout = layout_of(module)
+    rows = torch.zeros(3, layout.size)
+    layout.bind(module, rows[1])
+    assert {p.untyped_storage().data_ptr() for p in module.parameters()} == {rows.untyped_storage().data_ptr()}
+    rows[1] += 2
+    assert all((parameter == 2).all() for parameter in module.parameters())
+    with torch.no_grad():
+        module.output.bias.fill_(5)
+    assert (rows[1, -3:] == 5).all()
+    assert not rows[0].any()
+    assert not rows[2].any()
+
+
+def test_gradients_land_in_the_bound_row() -> None:
+    module = TinyNet()
+    layout = layout_of(module)
+    x = torch.ones(2, 6)
+    weights, gradients = torch.randn(layout.size), torch.zeros(2, layout.size)
+    layout.bind(module, weights, gradients[1])
+    module(x).square().sum().backward()
+    free = load_vector(TinyNet(), weights.numpy())
+    free(x).square().sum().backward()
+    expected = torch.cat([parameter.grad.reshape(-1) for parameter in free.parameters()])
+    assert torch.equal(gradients[1], expected)
+    assert not gradients[0].any()
+
+
+def test_flatten_gives_a_copy() -> None:
+    module = TinyNet()
+    vector = layout_of(module).flatten(module)
+    vector[:] = 0
+    assert all(parameter.any() for parameter in module.parameters())
+
+
+def test_frozen_parameters_stay_out_of_the_vector() -> None:
+    module = TinyNet()
+    module.hidden.requires_grad_(False)
+    layout = layout_of(module)
+    kept = module.hidden.weight.clone()
+    assert layout.size == 27
+    layout.bind(module, torch.zeros(27))
+    assert torch.equal(module.hidden.weight, kept)
+    assert not module.output.weight.any()
+
+
+def test_load_vector() -> None:
+    vector = np.arange(83, dtype=np.float32)
+    module = load_vector(TinyNet(), vector)
+    vector[:] = 0  # what was loaded must not change with it
+    assert np.array_equal(layout_of(module).flatten(module), np.arange(83))
+    with pytest.raises(ConfigError, match="the vector has 5 numbers, the model 83"):
+        load_vector(TinyNet(), vector[:5])
+
+
+def test_models_that_cannot_be_flattened_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no trainable parameters"):
+        layout_of(nn.ReLU())
+    with pytest.raises(ConfigError, match=r"float64.*model.float\(\)"):
+        layout_of(TinyNet().double())
+
+
+# --- BatchNorm -----------------------------------------------------------------------------------------------------
+
+
+def test_batchnorm_is_refused_by_name_and_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match=r"layer '1' \(BatchNorm2d\).*fedrp\.replace_batchnorm"):
+        layout_of(with_batchnorm())
+
+
+def test_replaced_batchnorm_trains_and_keeps_the_rest() -> None:
+    module = with_batchnorm()
+    convolution = module[0]
+    module = replace_batchnorm(module)
+    assert module[0] is convolution
+    assert [(m.num_groups, m.num_channels, m.eps) for m in module.modules() if isinstance(m, nn.GroupNorm)] == [
+        (6, 6, 0.1),
+        (6, 12, 1e-5),
+    ]
+    module(torch.randn(3, 1, 4, 4)).sum().backward()
+    assert layout_of(module).size == sum(prod(p.shape) for p in module.parameters())
+
+
+@pytest.mark.parametrize("channels", [1, 7, 8, 12, 64])
+def test_replaced_batchnorm_groups_divide_the_channels(channels: int) -> None:
+    norm = replace_batchnorm(nn.BatchNorm1d(channels, affine=False), groups=8)
+    assert isinstance(norm, nn.GroupNorm)
+    assert channels % norm.num_groups == 0
+    assert norm.num_groups <= 8
+    assert norm.weight is None
+
+
+# --- initial values ------------------------------------------------------------------------------------------------
+
+
+def test_public_initial_repeats_and_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, again, other = (public_initial(TinyNet, RunSeed(seed)) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_secret_initial_is_a_function_of_the_key_alone() -> None:
+    first = secret_initial(cnn, KEY)
+    torch.rand(3)  # the global generator must not matter
+    assert np.array_equal(first, secret_initial(cnn, SecretKey(KEY.reveal())))
+    other = secret_initial(cnn, OTHER_KEY)
+    random = first != public_initial(cnn, RunSeed(0))
+    assert (first[random] != other[random]).mean() > 0.999
+
+
+def test_secret_initial_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    secret_initial(TinyNet, KEY)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_secret_initial_keeps_constants_and_scales_and_shares_nothing_else_with_the_public_one() -> None:
+    layout = layout_of(cnn())
+    names = [name for name, _ in cnn().named_parameters()]
+    public, secret = public_initial(cnn, RunSeed(0)), secret_initial(cnn, KEY)
+    constants = 0
+    for name, size, drawn, template in zip(names, *parts(layout, secret, public), strict=True):
+        if template.std() == 0:
+            constants += 1
+            assert np.array_equal(drawn, template), name
+        else:
+            assert (drawn == template).mean() < 0.01, name
+            assert abs(np.corrcoef(drawn, template)[0, 1]) < 5 / size**0.5, name
+            # the standard deviation of `size` normals has a relative standard error of 1/sqrt(2 size)
+            assert abs(drawn.std() / template.std() - 1) < 5 / (2 * size) ** 0.5, name
+    assert constants == 12  # gain and shift of six GroupNorms
+
+
+def parts(layout: Layout, *vectors: np.ndarray) -> list[list[object]]:
+    sizes = [prod(shape) for shape in layout.shapes]
+    return [sizes, *(np.split(vector, np.cumsum(sizes)[:-1]) for vector in vectors)]

@@ -1,0 +1,441 @@
+"""Every family keeps the one contract: exact where it can be, within theory where it is random."""
+
+import copy
+import json
+import pickle
+import tracemalloc
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import projection as oracle
+from scipy import stats
+
+from fedrp import kernels
+from fedrp.errors import ConfigError
+from fedrp.projection import FAMILIES, make_projection, norm_bound, projection_tag
+from fedrp.secret import SecretKey
+
+KEY = SecretKey(bytes(range(32)))
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "projection.json").read_text())
+SHAPES = [(1, 1), (2, 1), (7, 1), (7, 3), (7, 7), (64, 64), (100, 33), (257, 16), (1000, 999), (9000, 5), (9001, 4500)]
+EXACT = ["sign", "hadamard"]  # orthogonal rows, results equal to the bit
+
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_exact_family = pytest.mark.parametrize("family", EXACT)
+every_shape = pytest.mark.parametrize(("columns", "rows"), SHAPES)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+def dense(projection):
+    """The matrix, read off from the images of the unit vectors."""
+    return projection.forward(np.eye(projection.columns, dtype=np.float32)).T
+
+
+def keys(count):
+    return [KEY.derive(f"test/{i}") for i in range(count)]
+
+
+# --- the operator ---
+
+
+@every_family
+@every_shape
+def test_equals_the_dense_reference(family, columns, rows):
+    projection = make_projection(family, KEY, columns, rows)
+    matrix = oracle.matrix(family, KEY, columns, rows)
+    vectors, thetas = normal(4, columns), normal(4, rows, seed=1)
+    scale = np.linalg.norm(matrix, axis=1).max() * np.linalg.norm(vectors, axis=1).max()
+    np.testing.assert_allclose(projection.forward(vectors), vectors.astype(float) @ matrix.T, atol=1e-6 * scale)
+    scale = np.linalg.norm(matrix, axis=0).max() * np.linalg.norm(thetas, axis=1).max()
+    np.testing.assert_allclose(projection.adjoint(thetas), thetas.astype(float) @ matrix, atol=1e-6 * scale)
+
+
+@every_family
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(shape=st.tuples(st.integers(1, 400), st.integers(1, 400)), byte=st.integers(0, 255))
+def test_forward_and_adjoint_belong_together_and_are_linear(family, shape, byte):
+    columns, rows = max(shape), min(shape)
+    projection = make_projection(family, SecretKey(bytes([byte]) * 32), columns, rows)
+    x, y, theta = normal(columns, seed=byte), normal(columns, seed=byte + 1), normal(rows, seed=byte + 2)
+    slack = 1e-5 * projection.norm_bound * np.linalg.norm(x) * np.linalg.norm(theta)
+    image, preimage = projection.forward(x), projection.adjoint(theta)
+    assert abs(image.astype(float) @ theta - x.astype(float) @ preimage) <= slack
+    combined = projection.forward(2 * x - 0.5 * y)
+    slack = 1e-5 * projection.norm_bound * (2 * np.linalg.norm(x) + np.linalg.norm(y))
+    assert np.linalg.norm(combined - (2 * image - 0.5 * projection.forward(y))) <= slack
+    assert not projection.forward(np.zeros(columns, np.float32)).any()
+
+
+@every_family
+@every_shape
+def test_norm_bound_holds(family, columns, rows):
+    projection = make_projection(family, KEY, columns, rows)
+    norm = np.linalg.norm(oracle.matrix(family, KEY, columns, rows), 2)
+    assert projection.norm_bound == norm_bound(family, columns, rows)
+    if family in EXACT:
+        assert projection.norm_bound == pytest.approx(norm, rel=1e-9)
+    else:
+        assert norm <= projection.norm_bound <= norm + 1 + 9 / np.sqrt(rows)
+
+
+@every_exact_family
+@every_shape
+def test_rows_are_orthogonal_and_balanced(family, columns, rows):
+    projection = make_projection(family, KEY, columns, rows)
+    matrix = dense(projection).astype(float)
+    np.testing.assert_allclose(matrix @ matrix.T, np.diag(projection.row_energy), atol=1e-4)
+    assert set(projection.row_energy) <= {columns // rows, -(-columns // rows)}
+    assert projection.row_energy.sum() == columns
+    if family == "sign":
+        assert set(np.unique(matrix)) <= {-1, 0, 1}
+        assert (np.abs(matrix).sum(axis=0) == 1).all()
+
+
+@every_exact_family
+@every_shape
+def test_pseudo_inverse_is_the_moore_penrose_inverse(family, columns, rows):
+    projection = make_projection(family, KEY, columns, rows)
+    theta = normal(3, rows)
+    shortest = projection.pseudo_inverse(theta)
+    np.testing.assert_allclose(projection.forward(shortest), theta, atol=1e-5)
+    np.testing.assert_allclose(shortest[1], projection.pseudo_inverse(theta[1]), atol=0)
+    inverse = np.linalg.pinv(oracle.matrix(family, KEY, columns, rows))
+    np.testing.assert_allclose(shortest, theta @ inverse.T, atol=1e-5)
+
+
+def test_gaussian_has_no_pseudo_inverse():
+    projection = make_projection("gaussian", KEY, 10, 3)
+    assert projection.row_energy is None
+    with pytest.raises(TypeError, match="not orthogonal"):
+        projection.pseudo_inverse(np.ones(3, np.float32))
+
+
+# --- the same whatever the circumstances ---
+
+
+@every_family
+def test_same_key_same_matrix_other_key_or_shape_another(family):
+    first, again = (dense(make_projection(family, SecretKey(KEY.reveal()), 300, 20)) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    for other in (make_projection(family, KEY.derive("round/2"), 300, 20), make_projection(family, KEY, 300, 21)):
+        assert not np.array_equal(first, dense(other)[:20])
+
+
+@every_family
+@pytest.mark.parametrize("bit", [0, 77, 255])
+def test_one_key_bit_changes_everything(family, bit):
+    raw = bytearray(KEY.reveal())
+    raw[bit // 8] ^= 1 << bit % 8
+    a, b = (dense(make_projection(family, key, 2000, 10)) for key in (KEY, SecretKey(bytes(raw))))
+    count = np.count_nonzero(a * b) if family == "sign" else a.size
+    correlation = (a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum())
+    assert abs(correlation) < 5 / np.sqrt(count)
+    if family == "sign":
+        assert abs(count - 200) < 5 * np.sqrt(200)  # of 2000 columns, one in ten keeps its row by chance
+    else:
+        assert (a != b).mean() > 0.95
+
+
+@every_exact_family
+@pytest.mark.parametrize(("columns", "rows"), [(1_300_000, 1000), (1_300_000, 3), (700_001, 300_000)])
+def test_bits_do_not_depend_on_stack_or_threads(family, columns, rows, monkeypatch):
+    projection = make_projection(family, KEY, columns, rows)
+    vectors, thetas = normal(3, columns), normal(3, rows)
+    monkeypatch.setattr(kernels, "_threads", 1)
+    images = np.stack([projection.forward(vector) for vector in vectors])
+    preimages = np.stack([projection.adjoint(theta) for theta in thetas])
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(kernels, "_threads", threads)
+        np.testing.assert_array_equal(projection.forward(vectors), images)
+        np.testing.assert_array_equal(projection.adjoint(thetas), preimages)
+
+
+def test_gaussian_rows_of_a_stack_agree_with_single_vectors():
+    projection = make_projection("gaussian", KEY, 5000, 40)
+    vectors, thetas = normal(100, 5000), normal(100, 40)
+    for apply, stack in ((projection.forward, vectors), (projection.adjoint, thetas)):
+        together, alone = apply(stack), np.stack([apply(row) for row in stack])
+        assert np.abs(together - alone).max() <= 1e-6 * np.linalg.norm(alone, axis=1).max()
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(1, 1), (300, 7), (140_001, 17)])
+def test_gaussian_entries_do_not_depend_on_memory_or_threads(columns, rows, monkeypatch):
+    wanted = np.unique(np.linspace(0, columns - 1, 40).astype(int))
+    units = np.zeros((len(wanted), columns), np.float32)
+    units[np.arange(len(wanted)), wanted] = 1
+    kept = make_projection("gaussian", KEY, columns, rows)
+    monkeypatch.setattr(kernels, "_threads", 3)
+    streamed = make_projection("gaussian", KEY, columns, rows, memory_bytes=0)
+    np.testing.assert_array_equal(kept.forward(units), streamed.forward(units))
+    vectors, thetas = normal(20, columns), normal(20, rows)
+    bound = kept.norm_bound * 2e-6
+    for a, b, stack in (
+        (kept.forward, streamed.forward, vectors),
+        (kept.adjoint, streamed.adjoint, thetas),
+        (kept.adjoint, streamed.adjoint, thetas[:2]),
+    ):
+        assert np.linalg.norm(a(stack) - b(stack)) <= bound * np.linalg.norm(stack)
+
+
+def test_gaussian_tiles_cover_tall_and_wide_matrices(monkeypatch):
+    monkeypatch.setattr("fedrp.projection._TILE_COLUMNS", 256)
+    monkeypatch.setattr("fedrp.projection._TILE_ENTRIES", 1024)
+    monkeypatch.setattr("fedrp.projection._STREAM_WORDS", 128)
+    streamed = make_projection("gaussian", KEY, 700, 30, memory_bytes=0)
+    np.testing.assert_allclose(dense(streamed), oracle.matrix("gaussian", KEY, 700, 30), rtol=2e-6, atol=1e-9)
+    np.testing.assert_allclose(streamed.adjoint(np.eye(30, dtype=np.float32)), dense(streamed), atol=0)
+
+
+def test_gaussian_streams_in_bounded_memory():
+    columns, rows = 1_000_000, 30
+    vector, image = normal(columns), np.empty(rows, np.float32)
+    projection = make_projection("gaussian", KEY, columns, rows, memory_bytes=1 << 20)
+    tracemalloc.start()
+    projection.forward(vector, image)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20 < 4 * columns * rows
+
+
+# --- arrays in and out ---
+
+
+@every_family
+def test_padded_stacks_and_targets_are_used_in_place(family):
+    columns, rows, pitch = 30_011, 50, 30_016
+    projection = make_projection(family, KEY, columns, rows)
+    padded = np.full((20, pitch), np.nan, np.float32)
+    padded[:, :columns] = normal(20, columns)
+    target = np.full((20, pitch), 5, np.float32)
+    expected = projection.forward(padded[:, :columns].copy())
+    thetas = normal(20, rows)
+    projection.adjoint(thetas)
+    tracemalloc.start()
+    images = projection.forward(padded[:, :columns])
+    returned = projection.adjoint(thetas, out=target[:, :columns])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(images, expected)
+    np.testing.assert_array_equal(target[:, :columns], projection.adjoint(thetas))
+    assert returned.base is target
+    assert (target[:, columns:] == 5).all()
+    if family in EXACT:
+        assert peak < padded.nbytes / 2
+
+
+@every_family
+def test_odd_layouts_and_read_only_arrays_are_accepted(family):
+    projection = make_projection(family, KEY, 500, 20)
+    stack = normal(6, 500)
+    expected = projection.forward(stack)
+    frozen = stack.copy()
+    frozen.flags.writeable = False
+    layouts = [np.asfortranarray(stack), stack[::-1][::-1], np.repeat(stack, 2, axis=1)[:, ::2], frozen]
+    for layout in layouts:
+        np.testing.assert_array_equal(projection.forward(layout), expected)
+    np.testing.assert_array_equal(projection.forward(stack[::-1]), expected[::-1])
+    same = np.broadcast_to(stack[0], (3, 500))
+    np.testing.assert_allclose(projection.forward(same), np.stack([projection.forward(stack[0])] * 3), atol=1e-5)
+    assert projection.forward(stack[:0]).shape == (0, 20)
+    assert projection.adjoint(expected[:0]).shape == (0, 500)
+
+
+@every_family
+@pytest.mark.parametrize(
+    "array", [np.ones(99, np.float32), np.ones(100), np.ones((2, 2, 100), np.float32), np.ones(100, np.int32)]
+)
+def test_wrong_arrays_are_refused_by_name(family, array):
+    projection = make_projection(family, KEY, 100, 10)
+    with pytest.raises(ValueError, match=r"vectors: expected float32 .*100.* got"):
+        projection.forward(array)
+    with pytest.raises(ValueError, match=r"coefficients: expected float32 .*10.* got"):
+        projection.adjoint(array)
+    with pytest.raises(ValueError, match="out: expected float32"):
+        projection.forward(np.ones(100, np.float32), out=array)
+    if family in EXACT:
+        with pytest.raises(ValueError, match="coefficients: expected"):
+            projection.pseudo_inverse(np.ones(1, np.float32))
+
+
+@every_family
+@pytest.mark.parametrize("rows", [0, -1, 11])
+def test_impossible_dimensions_are_refused_by_name(family, rows):
+    with pytest.raises(ConfigError, match=f"dim={rows}.*10"):
+        make_projection(family, KEY, 10, rows)
+
+
+def test_unknown_family_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="projection='fourier'.*gaussian, sign, hadamard"):
+        make_projection("fourier", KEY, 10, 2)
+
+
+@every_family
+def test_a_projection_does_not_leak(family):
+    projection = make_projection(family, KEY, 10, 3)
+    assert repr(projection) == f"{type(projection).__name__}(3x10)"
+    for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            leak(projection)
+
+
+def test_tags_tell_families_and_versions_apart():
+    assert [projection_tag(family) for family in ("gaussian", "sign", "hadamard")] == [0x101, 0x201, 0x301]
+
+
+# --- the right distribution, and not another ---
+
+
+def lengths(family, vector, rows, count):
+    """||A w||^2 / ||w||^2 for many keys."""
+    unit = (vector / np.linalg.norm(vector)).astype(np.float32)
+    images = [make_projection(family, key, len(unit), rows).forward(unit) for key in keys(count)]
+    return (np.stack(images).astype(float) ** 2).sum(axis=1)
+
+
+def mean_is_one(values, rows):
+    """Whether the mean is 1 within 4.5 standard errors; the variance is 2/m at most."""
+    return abs(values.mean() - 1) < 4.5 * np.sqrt(2 / rows / len(values))
+
+
+def sparse(columns, nonzeros):
+    vector = np.zeros(columns)
+    vector[np.random.default_rng(nonzeros).choice(columns, nonzeros, replace=False)] = 1
+    return vector
+
+
+INPUTS = {
+    "dense": normal(700),
+    "sparse": sparse(700, 5),
+    "one": sparse(700, 1),
+    "constant": np.ones(700),
+    "lopsided": 0.97 ** np.arange(700),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", INPUTS)
+def test_lengths_are_kept_on_average(family, name):
+    values = lengths(family, INPUTS[name], 50, 1000)
+    assert mean_is_one(values, 50)
+    for wrong in (1.03, 1 / 1.03, np.sqrt(50), 1 / 700):
+        assert not mean_is_one(wrong**2 * values, 50)
+
+
+@every_family
+@pytest.mark.parametrize("name", INPUTS)
+def test_lengths_scatter_as_theory_says(family, name):
+    rows, values = 50, lengths(family, INPUTS[name], 50, 1000)
+    if family == "gaussian":  # m ||A w||^2 / ||w||^2 is chi-square with m degrees of freedom, exactly
+        assert stats.kstest(rows * values, "chi2", args=(rows,)).pvalue > 1e-3
+        assert stats.kstest(rows * values, "chi2", args=(rows + 2,)).pvalue < 1e-3
+        return
+    # Var <= 2/m; the sample variance of 1000 scatters by a twentieth of it, or more where lengths rarely change
+    rare = family == "sign" and name == "sparse"
+    assert values.var() < 2 / rows * (1.5 if rare else 1.25)
+    if not rare:  # Johnson-Lindenstrauss with the constant of the normal limit
+        assert (np.abs(values - 1) > 3.5 * np.sqrt(2 / rows)).mean() < 0.005
+
+
+def test_two_coordinates_meet_in_a_sign_row_as_often_as_they_should():
+    columns, rows, count = 40_000, 20, 4000  # five blocks of 8200 coordinates, in 410 pieces each
+    places = np.array([0, 1, 20, 8000, 8200, 8220, 30_000, columns - 1])
+    found = np.stack([oracle.sign_entries(key, columns, rows)[0][places] for key in keys(200)])
+    projections = [make_projection("sign", key, columns, rows) for key in keys(2)]
+    for key, projection in zip(keys(2), projections, strict=True):
+        derived = key.derive(f"projection/sign/v1/{rows}x{columns}")
+        units = np.zeros((len(places), columns), np.float32)
+        units[np.arange(len(places)), places] = 1
+        seen = np.abs(projection.forward(units)).argmax(axis=1)
+        np.testing.assert_array_equal(seen, oracle.sign_entries(derived, columns, rows)[0][places])
+    pairs = [(i, j) for i, j in product(range(len(places)), repeat=2) if i < j]
+    meetings = sum((found[:, i] == found[:, j]).sum() for i, j in pairs)
+    expected = len(pairs) * len(found) / rows
+    assert abs(meetings - expected) < 5 * np.sqrt(expected)
+    assert count
+
+
+@every_exact_family
+def test_every_row_and_sign_is_equally_likely(family):
+    """One unit vector, many keys: what a row holds is exchangeable over rows and symmetric in sign."""
+    rows, count = 6, 1200
+    unit = np.zeros((1, 13), np.float32)
+    unit[0, 4] = 1
+    images = np.concatenate([make_projection(family, key, 13, rows).forward(unit) for key in keys(count)])
+    energy = (images**2).sum(axis=0)
+    assert abs(energy - count / rows).max() < 5 * np.sqrt(count / rows)
+    for row in range(rows):
+        signs = np.sign(images[images[:, row] != 0, row])
+        assert abs(signs.sum()) < 5 * np.sqrt(len(signs))
+
+
+def test_hadamard_spreads_every_coordinate():
+    columns, rows = 5000, 64
+    images = make_projection("hadamard", KEY, columns, rows).forward(np.eye(columns, dtype=np.float32)[::50])
+    assert (images != 0).mean() > 0.95
+    assert np.abs(images).max() < 8 / np.sqrt(rows)
+
+
+def entries():
+    projection = make_projection("gaussian", KEY, 1 << 20, 4)
+    return projection.adjoint(2 * np.eye(4, dtype=np.float32))  # 2 is sqrt(m): standard normals
+
+
+def test_gaussian_entries_are_normal():
+    values = entries()
+    for row in values:
+        sample = row[: 1 << 18].astype(float)
+        assert stats.kstest(sample, "norm").pvalue > 1e-3
+        assert stats.kstest(sample * 1.01, "norm").pvalue < 1e-3
+        assert stats.kstest(np.round(sample, 1), "norm").pvalue < 1e-3
+    flat = values.reshape(-1).astype(float)
+    for order, moment in enumerate([0, 1, 0, 3, 0, 15], start=1):
+        spread = np.sqrt((stats.norm.moment(2 * order) - moment**2) / flat.size)
+        assert abs((flat**order).mean() - moment) < 4.5 * spread
+
+
+def test_gaussian_tails_are_whole():
+    values = np.abs(entries().reshape(-1))
+    for threshold in (3, 4, 4.5, 5):
+        expected = values.size * 2 * stats.norm.sf(threshold)
+        count = int((values > threshold).sum())
+        assert stats.poisson.cdf(count, expected) > 1e-4
+        assert stats.poisson.sf(count - 1, expected) > 1e-4
+    assert (values > 4).sum() > 1.2 * values.size * 2 * stats.norm.sf(4.1)  # and not those of a thinner tail
+
+
+def test_gaussian_entries_are_independent():
+    values = entries()[:, : 1 << 18].astype(float)
+    flat = values.reshape(-1)
+    limit = 4.5 / np.sqrt(flat.size)
+    for lag in (1, 2, 63, 64, 65, 128, 1 << 18):
+        x, y = flat[:-lag], flat[lag:]
+        for a, b in ((x, y), (x**2, y**2), (x**2, y), (np.abs(x), np.abs(y))):
+            assert abs(np.corrcoef(a, b)[0, 1]) < limit * np.sqrt(flat.size / len(x))
+
+
+# --- known answers ---
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: f"{case['family']}-{case['n']}x{case['m']}")
+def test_known_answers(case):
+    assert FAMILIES[case["family"]].version == case["version"]
+    projection = make_projection(case["family"], SecretKey(bytes.fromhex(case["key"])), case["n"], case["m"])
+    w = ((7919 * np.arange(case["n"]) % 1009) / 512 - 1).astype(np.float32)
+    theta = ((6007 * np.arange(case["m"]) % 1013) / 512 - 1).astype(np.float32)
+    for result, expected in ((projection.forward(w), case["forward"]), (projection.adjoint(theta), case["adjoint"])):
+        values = np.array([float.fromhex(value) for value in expected["values"]], np.float32)
+        sample = result[np.array(expected["places"])]
+        if case["family"] == "sign":
+            np.testing.assert_array_equal(sample, values)
+        else:
+            np.testing.assert_allclose(sample, values, atol=expected["tolerance"])
+        if "sha256" in expected:
+            assert sha256((result + 0).astype("<f4").tobytes()).hexdigest() == expected["sha256"]

@@ -1,0 +1,136 @@
+"""Local training: SGD as everyone knows it, the same for a client alone and in company."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from helpers import FEATURES, DropoutNet, TinyNet, blobs, client_batches, tiny_config
+from torch import nn
+
+from fedrp.errors import DivergenceError
+from fedrp.models import load_vector, public_initial
+from fedrp.rng import RunSeed
+from fedrp.training import Examples, LocalSGD, Objective, Trainer, make_trainer
+
+CONFIG = tiny_config(local_epochs=2)
+SGD = LocalSGD(0.05, 0.9, CONFIG.batch_size, CONFIG.local_epochs)
+SIZES = (20, 33, 8, 5)  # not all a multiple of the batch, so clients take different numbers of steps
+DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate(SIZES)]
+ROUND = 3
+
+
+def starts(count: int = len(SIZES)) -> np.ndarray:
+    return np.stack([public_initial(TinyNet, RunSeed(seed)) for seed in range(count)])
+
+
+def by_hand(start: np.ndarray, data: Examples, client: int) -> np.ndarray:
+    module = load_vector(TinyNet(), start)
+    optimiser = torch.optim.SGD(module.parameters(), lr=SGD.lr, momentum=SGD.momentum)
+    for batch in client_batches(CONFIG, ROUND, client, len(data.y)):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(data.x[batch]), data.y[batch]).backward()
+        optimiser.step()
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).numpy()
+
+
+def test_equals_torch_sgd_with_momentum(trainer: Trainer) -> None:
+    clients = [5, 0, 2, 9]
+    reached = trainer.train(starts(), DATA, clients, ROUND, SGD)
+    for row, client in enumerate(clients):
+        np.testing.assert_allclose(reached[row], by_hand(starts()[row], DATA[row], client), atol=1e-6)
+
+
+def test_the_start_is_not_changed(trainer: Trainer) -> None:
+    start = starts()
+    start.setflags(write=False)
+    reached = trainer.train(start, DATA, range(4), ROUND, SGD)
+    assert np.array_equal(start, starts())
+    assert not np.array_equal(reached, start)
+
+
+@pytest.mark.parametrize("net", [TinyNet, DropoutNet])
+def test_a_client_reaches_the_same_bits_alone_and_in_any_company(net: type[nn.Module]) -> None:
+    trainer = make_trainer(net, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(0))
+    together = trainer.train(starts(), DATA, [0, 1, 2, 3], ROUND, SGD)
+    for client in range(4):
+        alone = trainer.train(starts()[client : client + 1], [DATA[client]], [client], ROUND, SGD)
+        assert alone[0].tobytes() == together[client].tobytes()
+    order = [2, 0, 3]
+    mixed = trainer.train(starts()[order], [DATA[c] for c in order], order, ROUND, SGD)
+    assert mixed.tobytes() == together[order].tobytes()
+
+
+def test_dropout_differs_by_client_and_round() -> None:
+    trainer = make_trainer(DropoutNet, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(0))
+    whole_batch = SGD._replace(batch_size=100, epochs=1)  # no order of batches that could differ instead
+    results = {
+        trainer.train(starts(1), [DATA[0]], [client], round_, whole_batch).tobytes()
+        for client, round_ in [(0, 1), (1, 1), (0, 2)]
+    }
+    assert len(results) == 3
+
+
+def test_training_leaves_the_global_generator_alone(trainer: Trainer) -> None:
+    state = torch.get_rng_state()
+    trainer.train(starts(), DATA, range(4), ROUND, SGD)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_batches_differ_by_seed_and_round(trainer: Trainer) -> None:
+    other = dataclasses.replace(trainer, seed=RunSeed(1))
+    results = [t.train(starts(1), DATA[:1], [0], round_, SGD) for t, round_ in [(trainer, 1), (trainer, 2), (other, 1)]]
+    assert len({result.tobytes() for result in results}) == 3
+
+
+def test_an_added_gradient_is_followed(trainer: Trainer) -> None:
+    target = np.float32(0.25)
+    pull = Objective(lambda variables, gradients, rows: 0 * gradients + (variables - target))
+    reached = trainer.train(starts(), DATA, range(4), ROUND, SGD._replace(epochs=60, momentum=0.0, lr=0.5), pull)
+    np.testing.assert_allclose(reached, target, atol=1e-5)
+
+
+def test_training_on_a_chart_equals_autograd_through_it(trainer: Trainer) -> None:
+    """Variables theta in R^4 with weights base + theta B: the gradient is that of the composed function."""
+    base = starts()
+    B = np.random.default_rng(0).normal(0, 0.5, (4, base.shape[1])).astype(np.float32)
+    chart = Objective(lambda _theta, gradients, _rows: gradients @ B.T, lambda theta, rows: base[rows] + theta @ B)
+    reached = trainer.train(np.zeros((4, 4), np.float32), DATA, range(4), ROUND, SGD, chart)
+
+    for client, data in enumerate(DATA):
+        theta = torch.zeros(4, requires_grad=True)
+        optimiser = torch.optim.SGD([theta], lr=SGD.lr, momentum=SGD.momentum)
+        module = TinyNet()
+        shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+        for batch in client_batches(CONFIG, ROUND, client, len(data.y)):
+            flat = torch.from_numpy(base[client]) + theta @ torch.from_numpy(B)
+            pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
+            weights = {name: piece.view(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
+            optimiser.zero_grad()
+            outputs = torch.func.functional_call(module, weights, (data.x[batch],))
+            nn.functional.cross_entropy(outputs, data.y[batch]).backward()
+            optimiser.step()
+        np.testing.assert_allclose(reached[client], theta.detach().numpy(), atol=1e-5)
+
+
+def test_divergence_names_client_and_round(trainer: Trainer) -> None:
+    poisoned = [*DATA[:2], Examples(DATA[2].x * float("inf"), DATA[2].y), DATA[3]]
+    with pytest.raises(DivergenceError, match=r"client 12 .*not finite in round 3 .*lr=0\.05.*lower --lr"):
+        trainer.train(starts(), poisoned, [10, 11, 12, 13], ROUND, SGD)
+
+
+def test_random_frozen_layers_and_buffers_are_the_same_in_every_process() -> None:
+    """What is not in the vector must come from the run seed, or each process would train another model."""
+
+    def features() -> nn.Module:
+        net = TinyNet()
+        net.hidden.requires_grad_(False)
+        return net
+
+    def train() -> bytes:
+        made = make_trainer(features, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(0))
+        return made.train(np.zeros((1, 27), np.float32), DATA[:1], [0], ROUND, SGD).tobytes()
+
+    first = train()
+    torch.rand(FEATURES)  # another state of the global generator, as in another process
+    assert train() == first
