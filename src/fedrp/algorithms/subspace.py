@@ -30,9 +30,9 @@ from fedrp.secret import SecretKey
 from fedrp.training import Objective, Rows, Stack
 from fedrp.wire import FINGERPRINT_BYTES
 
-# The loss seen from the subspace is curved by the largest eigenvalue of its Hessian plus trace / m. The ratio of the
-# two, measured by where training starts to fail as m shrinks, is about this; see docs/algorithms.md.
-_CURVATURE_DIMENSION = 300.0
+# A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
+# Steps may be this many times as long as they would be without a projection; see docs/algorithms.md.
+_LONGEST_STEP = 8.0
 
 _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
@@ -43,9 +43,9 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
     return resolve_privacy(config) if config.private else config
 
 
-def step_size(lr: float, dim: int) -> float:
-    """The learning rate on theta that is as stable in m dimensions as `lr` is on the whole vector."""
-    return lr / (1 + _CURVATURE_DIMENSION / dim)
+def step_size(lr: float, norm_bound: float) -> float:
+    """The learning rate on theta: `lr`, or less where ||A|| is large, so that steps of w stay bounded."""
+    return lr * min(1.0, _LONGEST_STEP / norm_bound)
 
 
 def _start(config: RunConfig, initial: Vector) -> ClientState:
@@ -92,7 +92,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return projection.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    thetas = local.train(start, Objective(gradient, weights, step_size(config.lr or 0.0, config.dim)))
+    thetas = local.train(start, Objective(gradient, weights, step_size(config.lr or 0.0, projection.norm_bound)))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
     return [
         Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])

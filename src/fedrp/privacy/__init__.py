@@ -19,6 +19,7 @@ from fedrp.privacy.events import (
     Unsupported,
 )
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier, gaussian_epsilon
+from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.joint_view import distances_from_gram, distances_to_span, joint_epsilon
 from fedrp.privacy.noise import NoiseShare, noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.projection_mechanism import exact_delta, exact_epsilon, paper_epsilon
@@ -36,6 +37,7 @@ __all__ = [
     "EpsilonInterval",
     "Event",
     "GaussianRelease",
+    "Guarantee",
     "JointProjectedRelease",
     "NoiseShare",
     "NonPrivate",

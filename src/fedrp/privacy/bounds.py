@@ -75,7 +75,7 @@ def tightest(event: events.Event, delta: float, adversary: events.Adversary) -> 
     answers = {name: bound(name, event, delta) for name in BOUNDS}
     found = {name: answer for name, answer in answers.items() if isinstance(answer, EpsilonInterval)}
     if found:
-        return min(found.items(), key=lambda item: item[1].upper)
+        return min(found.items(), key=lambda item: item[1].upper)  # the first of equals
     reasons = dict.fromkeys(answer.reason for answer in answers.values() if isinstance(answer, Refused))
     return Refused("; ".join(reasons))
 

@@ -3,8 +3,8 @@
 Given the others, z_i is Gaussian around a combination of their z, with variance d_i^2/m, d_i the distance of w_i to the
 span of the others. A change of w_i by Delta moves both: the coefficients (a part `a` of the change inside the span)
 and the distance (from d to kappa d). Per row this is one Gaussian pair with standard deviations 1, 1 against g, s, the
-singular values of [[1, 0], [a, kappa]] in units of d: one direction grows, one shrinks, and g - s <= Delta/d. So `ratio`
-is Delta / d_min, d_min a floor of the distance for both adjacent data sets. Derivation: docs/privacy.md, "Joint view".
+singular values of [[1, 0], [a, kappa]] in units of d: one direction grows, one shrinks, and g - s <= Delta/d. So
+`ratio` is Delta / d_min, d_min a floor of the distance for both adjacent data sets. See docs/privacy.md, "Joint view".
 """
 
 import math
@@ -20,7 +20,7 @@ from fedrp.privacy.projection_mechanism import exact_delta, exact_epsilon, highe
 
 FloatArray = npt.NDArray[np.float64]
 
-_INSIDE = (0.0, 0.5, 0.9)  # (kappa - 1) / ratio; 1 is pure growth of the distance, known in closed form
+_INSIDE = (0.0, 0.5)  # (kappa - 1) / ratio; 1 is pure growth of the distance, known in closed form
 
 
 def joint_delta(epsilon: float, rows: int, ratio: float) -> float:

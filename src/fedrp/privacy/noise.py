@@ -61,7 +61,7 @@ def rounding_delta(share_std: float, grid: float, clients: int, dim: int, rounds
 
         eta = E (2 + 1.01 K (K + 1 + 2 pi t^2 sqrt(K)) e^(2.02 K E)),    added to delta: (1 + e^epsilon) T m eta
 
-    Guarantees: an upper bound, for `share_std >= grid`; below 1e-60 e^epsilon for K m T <= 1e12 at `share_std = 6 grid`.
+    Guarantees: an upper bound, for `share_std >= grid`; below 1e-60 e^epsilon at `share_std = 6 grid`, K m T <= 1e9.
     Edge case: nothing where every client adds all the noise (`clients=1`), because rounding is then post-processing.
     """
     share_std = _checks.number("share_std", share_std, above=0)

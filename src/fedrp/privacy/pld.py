@@ -1,4 +1,4 @@
-"""Privacy-loss distributions by `dp_accounting`: the only file that imports it, on first use, as that takes a second."""
+"""Privacy-loss distributions by `dp_accounting`. Only this file imports it, on first use: that takes a second."""
 
 import math
 

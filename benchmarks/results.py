@@ -1,0 +1,193 @@
+"""Every number of docs/results.md: run it, keep it, render it.
+
+    python benchmarks/results.py list                    the experiments and which of their runs are kept
+    python benchmarks/results.py run NAME [NAME ...]     run what is missing (all: every experiment)
+    python benchmarks/results.py render                  fill the tables of docs/results.md and draw the figures
+
+A kept run is a JSON file in benchmarks/results/ with the command, seed, commit and date that made it. The data folder
+is FEDRP_DATA.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
+FIGURES = ROOT / "docs" / "figures"
+BUDGETS = (1, 10, 50, 100, 500, 1000, 5000, 10000)
+
+
+class Experiment(NamedTuple):
+    """Runs that belong in one table."""
+
+    title: str
+    base: str  # options that all its runs share
+    runs: dict[str, str]  # name of the run -> its own options
+    seeds: tuple[int, ...] = (0,)
+
+
+def _subspace(dims: Iterable[int], family: str = "sign") -> dict[str, str]:
+    return {
+        f"fedrp-subspace-{m}": f"--algorithm fedrp-subspace --projection {family} --dim {m}" for m in dims
+    }
+
+
+MNIST = "--dataset mnist --clients 100 --rounds 30"
+EXPERIMENTS: dict[str, Experiment] = {
+    "mnist": Experiment(
+        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            "fedadmm": "--algorithm fedadmm",
+            "fwc": "--algorithm fwc",
+            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
+            "fedrp-10000": "--algorithm fedrp --projection gaussian --dim 10000",
+        },
+    ),
+    "subspace": Experiment(
+        "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
+        f"{MNIST} --local-epochs 1",
+        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1))},
+        seeds=(0, 1, 2),
+    ),
+    "fedavg-grid": Experiment(
+        "FedAvg's learning rate, full MNIST, E = 1",
+        f"{MNIST} --local-epochs 1 --algorithm fedavg",
+        {f"fedavg-lr{lr}": f"--lr {lr}" for lr in (0.05, 0.1, 0.2, 0.4)},
+    ),
+    "fashion": Experiment(
+        "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
+        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100))},
+    ),
+}
+
+
+class Run(NamedTuple):
+    """One run of an experiment."""
+
+    experiment: str
+    name: str
+    seed: int
+
+    @property
+    def options(self) -> str:
+        experiment = EXPERIMENTS[self.experiment]
+        return f"{experiment.base} {experiment.runs[self.name]} --seed {self.seed}"
+
+    @property
+    def path(self) -> Path:
+        """Runs with the same options are the same run, whichever experiment asks for them."""
+        return KEPT / (re.sub(r"[^a-z0-9.]+", "_", self.options.replace("--", "").lower()).strip("_") + ".json")
+
+    def result(self) -> dict[str, Any] | None:
+        return json.loads(self.path.read_text()) if self.path.exists() else None
+
+
+def runs_of(name: str) -> list[Run]:
+    experiment = EXPERIMENTS[name]
+    return [Run(name, run, seed) for seed in experiment.seeds for run in experiment.runs]
+
+
+def perform(run: Run) -> None:
+    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
+    out = ROOT / "runs" / "results" / run.path.stem
+    command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
+    if out.exists():
+        command.append("--resume")
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise SystemExit(f"failed: {' '.join(command)}")
+    result = json.loads(done.stdout)
+    result["history"] = [
+        {key: record[key] for key in ("round", "accuracy", "accuracy_average", "seconds")} for record in result["history"]
+    ]
+    origin = {
+        "command": f"fedrp run {run.options}",
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+    }
+    KEPT.mkdir(parents=True, exist_ok=True)
+    run.path.write_text(json.dumps({"origin": origin, **result}, indent=1) + "\n")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def table(name: str) -> str:
+    """A Markdown table of the kept runs of an experiment."""
+    experiment = EXPERIMENTS[name]
+    lines = [
+        f"**{experiment.title}.** Every line: `fedrp run {experiment.base} ...` with the options shown.",
+        "",
+        "| options | seeds | accuracy % | average of clients' models % | clients min..max | sent B | received B | s/round |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    commits = set()
+    for run_name, options in experiment.runs.items():
+        results = [r for r in (Run(name, run_name, seed).result() for seed in experiment.seeds) if r]
+        if not results:
+            continue
+        commits |= {result["origin"]["commit"] for result in results}
+        low = min(result["accuracy_client_min"] for result in results)
+        high = max(result["accuracy_client_max"] for result in results)
+        lines.append(
+            f"| `{options}` | {len(results)} | {_spread(r['accuracy'] for r in results)} "
+            f"| {_spread(r['accuracy_average'] for r in results)} | {low:.1f}..{high:.1f} "
+            f"| {results[0]['bytes_up']:,} | {results[0]['bytes_down']:,} "
+            f"| {statistics.mean(r['seconds_per_round'] for r in results):.1f} |"
+        )
+    return "\n".join([*lines, "", f"Commits: {', '.join(sorted(commits)) or 'none yet'}."])
+
+
+def _spread(values: Iterable[float]) -> str:
+    numbers = list(values)
+    mean = statistics.mean(numbers)
+    return f"{mean:.2f}" if len(numbers) == 1 else f"{mean:.2f} ± {statistics.stdev(numbers):.2f}"
+
+
+def render() -> None:
+    page = PAGE.read_text()
+    for name in EXPERIMENTS:
+        start, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
+        if start in page:
+            before, rest = page.split(start, 1)
+            page = f"{before}{start}\n{table(name)}\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("list", "run", "render"))
+    parser.add_argument("names", nargs="*", help="experiments; 'all' for every one")
+    arguments = parser.parse_args()
+    names = list(EXPERIMENTS) if arguments.names in ([], ["all"]) else arguments.names
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise SystemExit(f"unknown experiment {unknown[0]}; known: {', '.join(EXPERIMENTS)}")
+    if arguments.action == "render":
+        render()
+        return
+    for name in names:
+        for run in runs_of(name):
+            kept = run.path.exists()
+            print(f"{name}: {run.name} seed {run.seed}: {'kept' if kept else 'missing'}", flush=True)
+            if arguments.action == "run" and not kept:
+                perform(run)
+
+
+if __name__ == "__main__":
+    main()
