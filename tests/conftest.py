@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TinyNet, picture_file, tiny_task
 
 from fedrp import Task
 from fedrp.rng import RunSeed
 from fedrp.training import Trainer, make_trainer
+from helpers import TinyNet, picture_file, tiny_task
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 import pytest
 from oracles import projection as oracle
+from scipy.linalg import hadamard
 
 from fedrp import kernels
 
@@ -74,6 +75,10 @@ def test_mix_equals_its_twin_and_can_be_undone(size):
     for block in reversed(range(blocks)):
         kernels.mix(read_only(mixed), mixed, signs, True, block, block + 1)
     np.testing.assert_allclose(mixed, vector, atol=4e-6)
+
+
+def test_the_twin_of_mix_transforms():
+    np.testing.assert_array_equal(oracle.transform(np.eye(64)) * 8, hadamard(64))
 
 
 def test_normals_equal_their_twin_and_box_muller():

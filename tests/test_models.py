@@ -5,7 +5,6 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from helpers import TinyNet
 from torch import nn
 
 from fedrp.errors import ConfigError
@@ -20,6 +19,7 @@ from fedrp.models import (
 )
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
+from helpers import TinyNet
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 HUGE = "vgg16"  # takes 2 GB to train: looked at without memory, but for one slow test

@@ -125,7 +125,16 @@ def test_simulated_entropy_repeats_and_differs_by_every_name() -> None:
         return SimulatedEntropy(RunSeed(seed), client).secret(purpose, *indices)
 
     assert draw(1, 2, "round-key", 3) == draw(1, 2, "round-key", 3)
-    names = [(), (7,), (1, 7), (1, 2, "noise"), (1, 2, "round-key", 3), (1, 2, "round-key", 4), (12,), (1, 2, "noise", 3)]
+    names = [
+        (),
+        (7,),
+        (1, 7),
+        (1, 2, "noise"),
+        (1, 2, "round-key", 3),
+        (1, 2, "round-key", 4),
+        (12,),
+        (1, 2, "noise", 3),
+    ]
     assert len({draw(*name) for name in names}) == len(names)
 
 

@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers import FEATURES, DropoutNet, TinyNet, blobs, client_batches, tiny_config
 from torch import nn
 
 from fedrp.errors import DivergenceError
 from fedrp.models import load_vector, public_initial
 from fedrp.rng import RunSeed
 from fedrp.training import Examples, LocalSGD, Objective, Trainer, make_trainer
+from helpers import FEATURES, DropoutNet, TinyNet, blobs, client_batches, tiny_config
 
 CONFIG = tiny_config(local_epochs=2)
 SGD = LocalSGD(0.05, 0.9, CONFIG.batch_size, CONFIG.local_epochs)

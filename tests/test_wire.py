@@ -131,7 +131,9 @@ def test_values_that_are_not_finite_are_refused_on_both_sides(value: float) -> N
         wire.decode(tampered(upload([1.0, 2.0]), HEADER_BYTES + 4, struct.pack("<f", value)))
 
 
-@pytest.mark.parametrize(("field", "at", "value"), [("kind", 4, 0), ("kind", 4, 99), ("dtype", 5, 3), ("dtype", 5, 255)])
+@pytest.mark.parametrize(
+    ("field", "at", "value"), [("kind", 4, 0), ("kind", 4, 99), ("dtype", 5, 3), ("dtype", 5, 255)]
+)
 def test_an_unknown_kind_or_dtype_is_refused(field: str, at: int, value: int) -> None:
     with pytest.raises(WireError, match="header is not valid"):
         wire.decode(tampered(upload(), at, bytes([value])))

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -19,7 +19,7 @@ from fedrp._version import __version__
 from fedrp.config import RunConfig, Speed, from_settings, read_toml
 from fedrp.errors import ConfigError, FedRPError
 
-_FILES = ("data_dir", "out")
+_COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 _CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
 _INTERRUPTED = 130
 
@@ -72,14 +72,25 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     return click.argument("config", required=False, type=click.Path(path_type=Path))(command)
 
 
-def _read_settings(config: Path | None, given: dict[str, Any]) -> tuple[RunConfig, Speed, dict[str, Path | None]]:
-    known = [field.name for record in (RunConfig, Speed) for field in dataclasses.fields(record)]
-    settings: dict[str, Any] = {"workers": _CLI_WORKERS}
+class _Asked(NamedTuple):
+    """What the options and the config file together ask for."""
+
+    config: RunConfig
+    speed: Speed
+    data_dir: Path | None
+    out: Path | None
+    algorithms: str
+
+
+def _read(config: Path | None, given: dict[str, Any]) -> _Asked:
+    fields = [field.name for record in (RunConfig, Speed) for field in dataclasses.fields(record)]
+    settings: dict[str, Any] = {"workers": _CLI_WORKERS, "data_dir": None, "out": None, "algorithms": _COMPARED}
     if config is not None:
-        settings |= read_toml(config, [*known, *_FILES])
+        settings |= read_toml(config, [*fields, "data_dir", "out", "algorithms"])
     settings |= {name: value for name, value in given.items() if value is not None}
-    paths = {name: Path(settings[name]) if settings.get(name) else None for name in _FILES}
-    return from_settings(RunConfig, settings), from_settings(Speed, settings), paths
+    data_dir, out = (Path(settings[name]) if settings[name] else None for name in ("data_dir", "out"))
+    records = from_settings(RunConfig, settings), from_settings(Speed, settings)
+    return _Asked(*records, data_dir, out, str(settings["algorithms"]))
 
 
 @cli.command()
@@ -88,53 +99,51 @@ def _read_settings(config: Path | None, given: dict[str, Any]) -> tuple[RunConfi
 @click.option("--resume", is_flag=True, help="go on with the run in --out")
 def run(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
     """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
-    from fedrp.report import print_table
+    from fedrp.report import print_table, result_details
     from fedrp.simulate import simulate
     from fedrp.task import named_task
 
-    run_config, speed, paths = _read_settings(config, given)
-    if resume and paths["out"] is None:
+    asked = _read(config, given)
+    name = asked.config.algorithm
+    if resume and asked.out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    out = paths["out"] or _new_folder(f"{run_config.algorithm}-{run_config.dataset.replace(':', '-')}")
-    task = named_task(run_config, paths["data_dir"])
-    with _progress([run_config.algorithm], run_config.rounds) as on_round:
-        result = simulate(
-            run_config, task, speed, out, resume, functools.partial(on_round, run_config.algorithm)
-        ).as_json()
+    out = asked.out or _new_folder(f"{name}-{asked.config.dataset.split(':')[0]}")
+    task = named_task(asked.config, asked.data_dir)
+    with _progress([name], asked.config.rounds) as on_round:
+        result = simulate(asked.config, task, asked.speed, out, resume, functools.partial(on_round, name)).as_json()
     if as_json:
         print(json.dumps(result))
     else:
         print_table([result])
-        print(f"run folder: {out}")
+        print("\n".join([*result_details(result), f"run folder: {out}"]))
 
 
 @cli.command()
 @_settings
-@click.option("--algorithms", default="fedavg,fedadmm,fedrp,fwc", show_default=True, help="comma-separated")
+@click.option("--algorithms", help=f"comma-separated  [default: {_COMPARED}]")
 @click.option("--out", type=click.Path(path_type=Path), help="folder of the runs  [default: a new one below runs/]")
 @click.option("--resume", is_flag=True, help="go on with the runs in --out")
-def compare(config: Path | None, as_json: bool, resume: bool, algorithms: str, **given: Any) -> None:
+def compare(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
     """Train several algorithms on the same split; one table and one plot of accuracy per round."""
     from fedrp.report import plot_accuracy, print_table
     from fedrp.simulate import simulate
     from fedrp.task import named_task
 
-    given.pop("algorithm")
-    run_config, speed, paths = _read_settings(config, given)
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    asked = _read(config, given)
+    names = [name.strip() for name in asked.algorithms.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"--algorithms '{algorithms}' is not valid: give different names, separated by commas")
-    configs = [dataclasses.replace(run_config, algorithm=name) for name in names]
-    task = named_task(run_config, paths["data_dir"])
+        raise ConfigError(f"algorithms '{asked.algorithms}' is not valid: give different names, separated by commas")
+    configs = [dataclasses.replace(asked.config, algorithm=name) for name in names]
+    task = named_task(asked.config, asked.data_dir)
     _require_all_valid(configs, task)
-    out = paths["out"] or _new_folder("compare")
+    out = asked.out or _new_folder("compare")
     results = []
-    with _progress(names, run_config.rounds) as on_round:
+    with _progress(names, asked.config.rounds) as on_round:
         for item in configs:
             folder = out / item.algorithm
             again = resume and folder.exists()
             shown = functools.partial(on_round, item.algorithm)
-            results.append(simulate(item, task, speed, folder, again, shown).as_json())
+            results.append(simulate(item, task, asked.speed, folder, again, shown).as_json())
     plot = out / "accuracy.png"
     plot_accuracy(results, plot)
     if as_json:
@@ -223,3 +232,28 @@ def data_fetch(name: str, data_dir: Path | None, base_url: str | None) -> None:
 
     for path in fetch_dataset(name, data_dir, base_url):
         print(path)
+
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def bench() -> None:
+    """Measure this machine."""
+
+
+@bench.command("projection")
+@click.option("--family", default="sign", show_default=True, help="gaussian, sign or hadamard")
+@click.option("--params", default=1_000_000, show_default=True, help="length n of the vector")
+@click.option("--dim", default=1_000, show_default=True, help="projection dimension m")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def bench_projection(family: str, params: int, dim: int, as_json: bool) -> None:
+    """Time a projection against a plain copy of the vector in the same run."""
+    from fedrp.bench import projection_benchmark
+
+    measured = projection_benchmark(family, params, dim)
+    if as_json:
+        print(json.dumps(measured))
+    else:
+        for name, value in measured.items():
+            print(f"{name:<24} {value:,.6g}" if isinstance(value, float) else f"{name:<24} {value}")

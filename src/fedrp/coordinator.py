@@ -4,6 +4,7 @@ Explicit state (`Coordinator`) and pure functions from packets to packets. It ne
 nothing in this file imports what could make one.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
@@ -84,12 +85,13 @@ def invite(server: Coordinator, hellos: Packets) -> Packets:
 
 
 def take_keys(server: Coordinator, replies: Packets) -> Coordinator:
-    """The server with the envelopes that dealers sent."""
+    """The server with the envelopes that dealers sent, up to the next round's. A key that was dealt is not replaced."""
     dealt = dict(server.dealt)
     for client, packet in replies.items():
         for message in wire.messages_of(_checked(server, packet, client), Kind.DEAL):
             envelopes = split(message.payload.tobytes(), ENVELOPE_BYTES, server.config.clients, "envelopes")
-            dealt[message.round] = Dealt(client, tuple(envelopes))
+            if message.round <= server.round + 1:
+                dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
 
 
@@ -142,6 +144,7 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
     weights = [float(message.weight) for message in uploads.values()]
     previous = server.aggregates.get(server.round)
     aggregate = server.algorithm.server_round(server.config, previous, vectors, weights)
+    dealer = _next_dealer(server, server.participants, round_)
     seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
     server = dataclasses.replace(
         server,
@@ -151,7 +154,9 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
         differing=server.differing - set(uploads) | differing,
         aggregates={**server.aggregates, round_: aggregate},
     )
-    server = take_keys(server, {client: replies[client] for client in uploads})
+    if dealer in uploads:
+        with contextlib.suppress(ProtocolError):  # envelopes that are none: `request_key` asks another client
+            server = take_keys(server, {dealer: replies[dealer]})
     return _pruned(server), RoundReport(tuple(uploads), refused)
 
 

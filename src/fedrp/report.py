@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -14,28 +15,37 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
     """One line per run: what was reached, what it cost on the wire, how long it took."""
     first = results[0]
     title = f"{first['dataset']}, {first['model']} ({first['parameters']:,} parameters), {first['clients']} clients"
-    table = Table(title=f"{title}, {first['rounds']} rounds of {first['local_epochs']} epochs", title_justify="left")
-    for name in ("algorithm", "accuracy %", "clients min..max", "average model", "sent B", "received B", "keys B"):
-        table.add_column(name, justify="left" if name == "algorithm" else "right")
-    table.add_column("epsilon", justify="right")
-    table.add_column("seconds", justify="right")
+    caption = "acc: test accuracy of the delivered model; avg: of the average of all clients'\n"
+    caption += "models; bytes per client and round, as encoded, sealed round keys not counted"
+    table = Table(title=f"{title}, {first['rounds']} rounds", caption=caption, box=SIMPLE)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("algorithm", no_wrap=True)
+    for name in ("m", "acc %", "avg %", "sent B", "received B", "epsilon", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
-        spread = f"{result['accuracy_client_min']:.1f}..{result['accuracy_client_max']:.1f}"
         table.add_row(
-            _name(result),
-            *(f"{result['accuracy']:.2f}", spread, f"{result['accuracy_average']:.2f}"),
+            *(result["algorithm"], "" if result["dim"] is None else f"{result['dim']:,}"),
+            *(f"{result['accuracy']:.2f}", f"{result['accuracy_average']:.2f}"),
             *(f"{result['bytes_up']:,}", f"{result['bytes_down']:,}"),
-            f"{result['bytes_keys_up'] + result['bytes_keys_down']:,}",
             "none" if result["epsilon"] is None else f"{result['epsilon']:.2f}",
             f"{result['seconds']:.1f}",
         )
-    table.caption = "accuracy: of the delivered model; sent and received: bytes per client and round, as encoded"
     return table
+
+
+def result_details(result: dict[str, Any]) -> list[str]:
+    """What a table has no room for: all clients' models, and who is protected from whom."""
+    low, high = result["accuracy_client_min"], result["accuracy_client_max"]
+    lines = [f"clients' own models: {low:.2f} to {high:.2f} %, mean {result['accuracy_client_mean']:.2f} %"]
+    for item in result["privacy"]:
+        verdict = "no guarantee" if item["epsilon"] is None else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}"
+        lines.append(f"against {item['adversary']}: {verdict}" + (f" ({item['reason']})" if item["reason"] else ""))
+    return lines
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """The table on standard output."""
-    Console(soft_wrap=True).print(result_table(results))
+    Console().print(result_table(results))
 
 
 def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -1,7 +1,6 @@
 """The projections once more, in plain NumPy: dense float64 matrices from the definitions, and twins of the kernels."""
 
 import numpy as np
-from scipy.linalg import hadamard
 
 UNIT = 128  # words of the stream that make one unit of normals: 64 for radii, 64 for angles
 BLOCK = 8192  # coordinates per block of `sign` at least
@@ -59,7 +58,7 @@ def mixing(key, n):
     for block in range(blocks):
         part = slice(min(block * size, n - size), min(block * size, n - size) + size)
         signs = 1 - 2.0 * (bits[block // 8] >> (block % 8) & 1)
-        result[part] = hadamard(size) / np.sqrt(size) @ (signs[:, None] * result[part])
+        result[part] = transform(signs[:, None] * result[part])
     return result
 
 
@@ -129,11 +128,11 @@ def unfold(sums, columns, signs, rolls):
 
 
 def transform(values):
-    """The orthonormal Walsh-Hadamard transform in float32, one level after the other; scaled first."""
-    x = (values * np.float32(len(values) ** -0.5)).astype(np.float32)
+    """The orthonormal Walsh-Hadamard transform of the first axis, one level after the other; scaled first."""
+    x = values * values.dtype.type(len(values) ** -0.5)
     step = 1
-    while step < len(x):
-        pairs = x.reshape(-1, 2, step)
-        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+    while step < len(values):
+        pairs = x.reshape(-1, 2, step, *values.shape[1:])
+        x = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
         step *= 2
-    return x
+    return x.reshape(values.shape)

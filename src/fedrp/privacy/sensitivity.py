@@ -58,10 +58,10 @@ def clip_to_norm(vector: FloatVector, bound: float) -> FloatVector:
     largest = float(np.abs(wide).max(initial=0.0))
     if bound == 0 or largest == 0 or not math.isfinite(largest):
         return np.zeros_like(vector)
-    norm = largest * float(np.linalg.norm(wide / largest))
-    if norm <= bound:
+    relative = float(np.linalg.norm(wide / largest))  # of the order of 1: no overflow, no underflow
+    if relative <= bound / largest and _norm(vector) <= bound:
         return vector.copy()
-    result = (wide / largest * (_SHRINK * bound / (norm / largest))).astype(vector.dtype)
+    result = (wide / largest * (_SHRINK * bound / relative)).astype(vector.dtype)
     return result if _norm(result) <= bound else np.zeros_like(vector)
 
 

@@ -1,7 +1,7 @@
 """Reference values for the privacy bounds, by mpmath with 60 decimal digits: writes privacy.json beside this file.
 
 Every value comes from the textbook formula (a difference of two tail probabilities), which is useless in double
-precision and fine with 60 digits; nothing of fedrp is imported. Run: python tests/vectors/make_privacy.py
+precision and fine with 60 digits; nothing of fedrp is imported. Run: python tests/vectors/make_privacy_vectors.py
 """
 
 import json
@@ -113,16 +113,19 @@ def main():
         for rows in (1, 10, 1000)
         for probability in ("0.1", "1e-4", "1e-9")
     ]
-    values = {
-        "origin": f"tests/vectors/make_privacy.py, mpmath {mp.__version__}, {mp.mp.dps} decimal digits",
-        "projection_delta": {"columns": ["epsilon", "rows", "ratio", "growing", "shrinking"], "values": curve},
-        "projection_epsilon": {"columns": ["rows", "ratio", "delta", "epsilon"], "values": inverse},
-        "renyi_one_row": {"columns": ["order", "ratio", "divergence"], "values": renyi},
-        "gaussian_delta": {"columns": ["epsilon", "separation", "delta"], "values": gaussian},
-        "chi_square_quantile": {"columns": ["rows", "probability", "quantile"], "values": quantiles},
+    tables = {
+        "projection_delta": (["epsilon", "rows", "ratio", "growing", "shrinking"], curve),
+        "projection_epsilon": (["rows", "ratio", "delta", "epsilon"], inverse),
+        "renyi_one_row": (["order", "ratio", "divergence"], renyi),
+        "gaussian_delta": (["epsilon", "separation", "delta"], gaussian),
+        "chi_square_quantile": (["rows", "probability", "quantile"], quantiles),
     }
-    lines = json.dumps(values, indent=1).replace("\n    ", " ").replace("\n   ]", "]")
-    (Path(__file__).parent / "privacy.json").write_text(lines + "\n")
+    origin = f"tests/vectors/make_privacy_vectors.py, mpmath {mp.__version__}, {mp.mp.dps} decimal digits"
+    parts = [f'"origin": {json.dumps(origin)}']
+    for name, (columns, rows) in tables.items():
+        lines = ",\n  ".join(json.dumps(row) for row in [columns, *rows])
+        parts.append(f'"{name}": [\n  {lines}\n]')
+    (Path(__file__).parent / "privacy.json").write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 if __name__ == "__main__":

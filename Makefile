@@ -1,0 +1,46 @@
+# Two commands matter: 'make demo' and 'make test'. Both set up everything they need.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint types results bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Create the virtual environment with the tested versions
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setting up .venv (once; a few minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedrp needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+demo: $(READY) ## Train FedRP and its comparison partners on the bundled data, under 3 minutes
+	@rm -rf runs/demo
+	@$(BIN)/fedrp compare examples/demo.toml
+
+test: $(READY) lint types ## Lint, strict types and all tests but the slow ones
+	@$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
+
+test-all: $(READY) lint types ## The same with the slow tests
+	@$(BIN)/pytest -q -n 2 --dist worksteal
+
+lint: $(READY) ## Check style
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(READY) ## Check types, strictly
+	@$(BIN)/mypy
+
+results: $(READY) ## Run every published experiment that is not kept yet, and render docs/results.md (hours)
+	@$(BIN)/python benchmarks/results.py run all
+	@$(BIN)/python benchmarks/results.py render
+
+bench: $(READY) ## Measure the projections against a copy and other libraries
+	@$(BIN)/python benchmarks/projection.py
+
+clean: ## Remove the environment and caches; run folders stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

@@ -1,0 +1,84 @@
+"""Compute the tables of docs/privacy.md and write them between its markers: python benchmarks/privacy_tables.py
+
+Everything here is arithmetic: no training, no randomness, about a minute on one core.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedrp.privacy import calibrate, projection_report
+from fedrp.privacy.report import ProjectionReport
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "privacy.md"
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
+ROWS = (1, 10, 50, 100, 500, 1_000, 5_000, 10_000)
+RATIO, DELTA, ROUNDS, CLIENTS, DISTANCE = 0.001, 1e-5, 30, 10, 0.1
+TARGET = 1.0
+
+
+def report(rows: int) -> ProjectionReport:
+    return projection_report(
+        rows,
+        alpha=RATIO,
+        delta=DELTA,
+        rounds=ROUNDS,
+        clients=CLIENTS,
+        distance=DISTANCE,
+        secure_aggregation=True,
+    )
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    shown = [[f"{cell:.4g}" if isinstance(cell, float) else f"{cell:,}" for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---:"] * len(header), *shown])
+
+
+def tables() -> str:
+    reports = [report(rows) for rows in ROWS]
+    one = [
+        (r.dim, r.paper_epsilon, r.exact_epsilon, r.renyi_epsilon, r.pld_epsilon, r.joint_epsilon, r.secagg_epsilon)
+        for r in reports
+    ]
+    many = [
+        (
+            r.dim,
+            *(r.composed[name] for name in ("basic", "advanced", "renyi", "pld_lower", "pld")),
+            r.joint_composed,
+            r.secagg_composed,
+        )
+        for r in reports
+    ]
+    allowed = [(rows, calibrate(TARGET, DELTA, 1, rows), calibrate(TARGET, DELTA, ROUNDS, rows)) for rows in ROWS]
+    views = f"alpha = {RATIO}, delta = {DELTA:g}; joint: distance {DISTANCE} of the norm floor; sum: {CLIENTS} aligned clients"
+    targets = [(m, one.ratio, many.ratio, one.noise_multiplier, many.noise_multiplier) for m, one, many in allowed]
+    return "\n\n".join(
+        [
+            f"**One round.** Epsilon by view and bound; {views}.",
+            table(["m", "paper", "exact", "Renyi", "PLD", "joint view", "secure sum"], one),
+            f"**{ROUNDS} rounds.** The same, composed. The joint view and the secure sum are by the tightest bound and rest on\n"
+            "the assumption of section 4 about the other clients.",
+            table(["m", "basic", "advanced", "Renyi", "PLD lower", "PLD", "joint view", "secure sum"], many),
+            f"**Calibration.** What is allowed for epsilon = {TARGET:g} at delta = {DELTA:g}: the largest sensitivity-to-norm ratio of\n"
+            "a projected vector, or (whatever m) the smallest noise multiplier.",
+            table(["m", "ratio, 1 round", f"ratio, {ROUNDS}", "noise, 1 round", f"noise, {ROUNDS}"], targets),
+        ]
+    )
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--print", action="store_true", help="print the tables instead of writing them")
+    text = tables()
+    if arguments.parse_args().print:
+        sys.stdout.write(text + "\n")
+        return
+    before, rest = DOCUMENT.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

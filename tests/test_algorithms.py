@@ -1,0 +1,332 @@
+"""What every algorithm promises, and what each of them reaches where the answer is known."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import nn
+
+from fedrp import RunConfig, Task, simulate
+from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.base import Local, Participant, Step, Upload
+from fedrp.errors import ConfigError
+from fedrp.host import Hosts
+from fedrp.models import public_initial
+from fedrp.projection import make_projection
+from fedrp.rng import RunSeed
+from fedrp.secret import SecretKey
+from fedrp.simulate import resolved
+from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer
+from helpers import TinyNet, blobs, tiny_config, tiny_task
+
+PARAMETERS = 83
+KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]
+DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate((20, 11, 16))]
+WITHOUT_NOISE = {"noise_multiplier": 0.0, "clip": 1e6}
+
+
+def config_of(name: str, **changes: object) -> RunConfig:
+    private = WITHOUT_NOISE if name == "fedavg-dp" else {}
+    return resolved(tiny_config(name, **{"clients": len(DATA), **private, **changes}), PARAMETERS)
+
+
+class Round:
+    """One round of some clients, without a network; remembers the weights that training ended with."""
+
+    def __init__(self, config: RunConfig, trainer: Trainer, clients: Sequence[int] = range(len(DATA))) -> None:
+        self.config, self.trainer, self.clients = config, trainer, clients
+        self.algorithm = ALGORITHMS[config.algorithm]
+        self.secret = self.algorithm.secret
+        self.weights: Stack | None = None
+        self.latest: np.ndarray | None = None  # aggregate
+
+    def local(self, round_: int) -> Local:
+        def train(start: Stack, objective: Objective) -> Stack:
+            config = self.config
+            sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+            data = [DATA[client] for client in self.clients]
+            reached = self.trainer.train(start, data, list(self.clients), round_, sgd, objective)
+            self.weights = objective.weights(reached, slice(None)) if objective.weights else reached.copy()
+            return reached
+
+        def project(key: SecretKey) -> object:
+            return make_projection(self.config.projection, key, PARAMETERS, self.config.dim)
+
+        key = KEYS[round_] if self.secret else None
+        return Local(config=self.config, key=key, participants=len(self.clients), project=project, train=train)
+
+    def newcomers(self) -> list[Participant]:
+        initial = public_initial(TinyNet, RunSeed(0))
+        state = self.algorithm.client_init(self.config, initial)
+        step = Step(KEYS[0] if self.secret else None, None)
+        return [Participant(state, [step], KEYS[-1].derive(f"noise {client}")) for client in self.clients]
+
+    def upload(self, participants: list[Participant], round_: int = 1) -> list[Upload]:
+        return self.algorithm.client_round(self.local(round_), participants)
+
+    def aggregate(self, uploads: list[Upload]) -> np.ndarray:
+        vectors = [upload.vector for upload in uploads]
+        return self.algorithm.server_round(self.config, self.latest, vectors, [1.0] * len(uploads))
+
+    def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
+        self.latest = self.aggregate(uploads) if self.algorithm.exchanges else None
+        step = Step(KEYS[round_] if self.secret else None, self.latest)
+        return [Participant(upload.state, [step], old.noise) for upload, old in zip(uploads, before, strict=True)]
+
+
+def arrays_of(participants: list[Participant]) -> list[np.ndarray]:
+    history = [step.aggregate for one in participants for step in one.history if step.aggregate is not None]
+    return [array for one in participants for array in one.state] + history
+
+
+# --- contracts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_inputs_are_not_changed(name: str, trainer: Trainer) -> None:
+    run = Round(config_of(name), trainer)
+    first = run.newcomers()
+    second = run.returning(first, run.upload(first))
+    copies = [array.copy() for array in arrays_of(second)]
+    for array in arrays_of(second):
+        array.setflags(write=False)
+    uploads = run.upload(second, 2)
+    for participant in second:
+        run.algorithm.client_finish(run.local(2), participant)
+    if run.algorithm.exchanges:
+        for upload in uploads:
+            upload.vector.setflags(write=False)
+        run.aggregate(uploads)
+    for array, copy in zip(arrays_of(second), copies, strict=True):
+        assert np.array_equal(array, copy)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_rounds_are_deterministic(name: str, trainer: Trainer) -> None:
+    run = Round(config_of(name), trainer)
+    first, again = run.upload(run.newcomers()), run.upload(run.newcomers())
+    for one, other in zip(first, again, strict=True):
+        assert one.vector.tobytes() == other.vector.tobytes()
+        assert [a.tobytes() for a in one.state] == [a.tobytes() for a in other.state]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_uploads_are_finite_float32_of_the_stated_size(name: str, trainer: Trainer) -> None:
+    run = Round(config_of(name), trainer)
+    size = run.algorithm.upload_size(run.config, PARAMETERS) if run.algorithm.exchanges else 0
+    for upload in run.upload(run.newcomers()):
+        assert (upload.vector.dtype, upload.vector.shape) == (np.float32, (size,))
+        assert np.isfinite(upload.vector).all()
+
+
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges])
+@pytest.mark.parametrize("previous", [None, np.ones(40, np.float32)])
+def test_the_order_of_uploads_is_irrelevant(name: str, previous: np.ndarray | None) -> None:
+    rng = np.random.default_rng(0)
+    vectors = [rng.normal(size=40).astype(np.float32) for _ in range(6)]
+    weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    server_round, config = ALGORITHMS[name].server_round, config_of(name)
+    straight = server_round(config, previous, vectors, weights)
+    backwards = server_round(config, previous, vectors[::-1], weights[::-1])
+    np.testing.assert_allclose(straight, backwards, rtol=2e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_with_one_client_the_delivered_model_is_what_its_training_gave(name: str, trainer: Trainer) -> None:
+    run = Round(config_of(name, clients=1), trainer, clients=[0])
+    participants = run.newcomers()
+    for round_ in (1, 2, 3):
+        participants = run.returning(participants, run.upload(participants, round_), round_)
+        delivered = run.algorithm.client_finish(run.local(round_), participants[0])
+        np.testing.assert_allclose(delivered.model, run.weights[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name, a in ALGORITHMS.items() if a.delivers == "consensus"])
+def test_where_a_consensus_is_delivered_all_clients_hold_the_same_bits(name: str, trainer: Trainer) -> None:
+    run = Round(config_of(name), trainer)
+    first = run.newcomers()
+    second = run.returning(first, run.upload(first))
+    models = {run.algorithm.client_finish(run.local(1), one).model.tobytes() for one in second}
+    assert len(models) == 1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_learns(name: str) -> None:
+    config = tiny_config(name, rounds=6, dim=30, **(WITHOUT_NOISE if name == "fedavg-dp" else {}))
+    result = simulate(config, tiny_task())
+    assert result.accuracy > 60  # guessing gives 33
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_resolving_twice_changes_nothing(name: str) -> None:
+    config = resolved(tiny_config(name, lr=None), PARAMETERS)
+    assert resolved(config, PARAMETERS) == config
+    assert config.lr is not None
+
+
+# --- a convex problem whose optimum is a linear solve ----------------------------------------------------------------
+
+
+class Line(nn.Linear):
+    """Linear regression: 5 weights and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+
+
+def regression() -> tuple[Task, np.ndarray]:
+    """Clients that disagree, and the w that minimises the mean of their losses."""
+    rng = np.random.default_rng(3)
+    sources, A, b = [], np.zeros((6, 6)), np.zeros(6)
+    for _ in range(3):
+        x = rng.normal(0, 1, (24, 5))
+        y = x @ rng.normal(0, 1, 5) + rng.normal() + 0.1 * rng.normal(size=24)
+        sources.append((torch.tensor(x, dtype=torch.float32), torch.tensor(y[:, None], dtype=torch.float32)))
+        design = np.hstack([x, np.ones((24, 1))])
+        A += design.T @ design / 24
+        b += design.T @ y / 24
+    near = lambda outputs, targets: ((outputs - targets).abs() < 1).float()  # noqa: E731
+    return Task(Line, sources, sources[0], nn.functional.mse_loss, near), np.linalg.solve(A, b)
+
+
+def solve(**changes: object) -> float:
+    """How far the delivered model ends from the optimum."""
+    task, optimum = regression()
+    base = RunConfig(clients=3, batch_size=24, momentum=0.0, grad_clip=0.0)
+    return float(np.abs(simulate(dataclasses.replace(base, **changes), task).model - optimum).max())
+
+
+def test_fedavg_with_one_local_step_is_gradient_descent_and_finds_the_optimum() -> None:
+    assert solve(algorithm="fedavg", rounds=75, lr=0.2) < 1e-6
+
+
+def test_fedavg_with_many_local_steps_ends_beside_the_optimum_less_so_with_small_steps() -> None:
+    far, near = (solve(algorithm="fedavg", rounds=40, local_epochs=4, lr=lr) for lr in (0.2, 0.05))
+    assert 1e-3 < near < far / 2
+
+
+def test_fedadmm_finds_the_optimum_although_clients_disagree_and_take_many_steps() -> None:
+    assert solve(algorithm="fedadmm", rounds=75, local_epochs=3, lr=0.2, rho=1.0) < 1e-6
+
+
+def test_fwc_does_not_find_it() -> None:
+    assert solve(algorithm="fwc", rounds=30, lr=0.2) > 0.1
+
+
+# --- what is particular ----------------------------------------------------------------------------------------------
+
+
+def test_fwc_sends_no_bytes(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    crossed: list[bytes] = []
+    exchange = Hosts.exchange
+
+    def watched(self: Hosts, packets: dict[int, bytes]) -> dict[int, bytes]:
+        replies = exchange(self, packets)
+        crossed.extend([*packets.values(), *replies.values()])
+        return replies
+
+    monkeypatch.setattr(Hosts, "exchange", watched)
+    result = simulate(tiny_config("fwc"), task).as_json()
+    assert crossed
+    assert set(crossed) == {b""}
+    assert [result[f"bytes_{name}"] for name in ("up", "down", "keys_up", "keys_down")] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["fedrp", "fedrp-subspace"])
+def test_projected_algorithms_send_m_numbers(name: str, task: Task) -> None:
+    result = simulate(tiny_config(name, dim=20), task).as_json()
+    assert result["bytes_up"] == 60 + 4 * 20
+
+
+def test_a_penalty_too_strong_for_the_step_size_is_refused_with_a_better_one() -> None:
+    with pytest.raises(ConfigError, match=r"rho=100 is not stable.*use --rho [0-9.e-]+$") as caught:
+        resolved(tiny_config("fedrp", rho=100.0), PARAMETERS)
+    better = float(str(caught.value).split()[-1])
+    assert resolved(tiny_config("fedrp", rho=better), PARAMETERS).rho == better
+
+
+@pytest.mark.parametrize("dim", [PARAMETERS + 1, 10**6])
+@pytest.mark.parametrize("name", ["fedrp", "fedrp-subspace"])
+def test_a_dimension_above_the_number_of_parameters_is_refused(name: str, dim: int) -> None:
+    with pytest.raises(ConfigError, match=f"dim={dim} .*{PARAMETERS} parameters"):
+        resolved(tiny_config(name, dim=dim), PARAMETERS)
+
+
+# --- fedavg-dp -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.05, 50.0])
+def test_updates_are_clipped_to_the_norm_bound(clip: float, trainer: Trainer) -> None:
+    free = Round(config_of("fedavg-dp"), trainer)
+    bound = Round(config_of("fedavg-dp", clip=clip), trainer)
+    clipped = 0
+    for unbounded, upload in zip(free.upload(free.newcomers()), bound.upload(bound.newcomers()), strict=True):
+        norm = np.linalg.norm(unbounded.vector)
+        assert np.linalg.norm(upload.vector) <= clip * (1 + 1e-6)
+        clipped += norm > clip
+        factor = min(1.0, clip / norm)
+        np.testing.assert_allclose(upload.vector, factor * unbounded.vector, rtol=1e-4, atol=1e-7)
+    assert clipped == (0 if clip == 50 else 3)
+
+
+def noise_of(trainer: Trainer, **changes: object) -> np.ndarray:
+    """What three clients send who have learned nothing: their noise, (draws, clients, parameters)."""
+    run = Round(config_of("fedavg-dp", lr=1e-30, clip=0.5, **changes), trainer)
+    draws = []
+    for draw in range(20):
+        clients = [one._replace(noise=KEYS[-1].derive(f"{draw} {i}")) for i, one in enumerate(run.newcomers())]
+        draws.append([upload.vector for upload in run.upload(clients)])
+    return np.array(draws, np.float64)
+
+
+def has_deviation(noise: np.ndarray, deviation: float) -> bool:
+    """Whether independent normals have this standard deviation; a right answer is missed once in 500,000 times."""
+    low, high = chi2.ppf([1e-6, 1 - 1e-6], noise.size)
+    return bool(low < np.sum(noise**2) / deviation**2 < high)
+
+
+@pytest.mark.parametrize(("dp_noise", "arriving"), [("shared", 2), ("local", 1)])
+def test_the_noise_has_the_stated_deviation(dp_noise: str, arriving: int, trainer: Trainer) -> None:
+    """Shared: all clients but one, who may be curious, carry z C together. Local: each client does alone."""
+    noise = noise_of(trainer, noise_multiplier=2.0, dp_noise=dp_noise)[:, :arriving].sum(axis=1)
+    stated = 2.0 * 0.5
+    assert has_deviation(noise, stated)
+    assert not has_deviation(noise, stated * 2 / 3)
+    assert not has_deviation(noise, stated * 3 / 2)
+
+
+def test_noise_differs_between_clients_and_draws(trainer: Trainer) -> None:
+    noise = noise_of(trainer, noise_multiplier=2.0).reshape(60, PARAMETERS)
+    correlations = np.corrcoef(noise) - np.eye(60)
+    assert np.abs(correlations).max() < 6 / PARAMETERS**0.5
+
+
+def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> None:
+    config = resolved(tiny_config("fedavg-dp", clients=10, participation=0.5), PARAMETERS)
+    uploads = [np.full(PARAMETERS, 5, np.float32)] * 4
+    step = ALGORITHMS["fedavg-dp"].server_round(config, None, uploads, [1.0] * 4)
+    np.testing.assert_allclose(step, 5 * 4 / 5)
+    np.testing.assert_allclose(ALGORITHMS["fedavg-dp"].server_round(config, step, uploads, [1.0] * 4), 2 * step)
+
+
+def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:
+    config = tiny_config("fedavg-dp", noise_multiplier=None, dp_epsilon=3.0, dp_delta=1e-3)
+    result = simulate(config, task).as_json()
+    assert 2.5 < result["epsilon"] <= 3.0
+    assert result["delta"] == 1e-3
+    assert result["noise_multiplier"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedavg-dp"])
+def test_without_noise_no_guarantee_is_claimed(name: str, task: Task) -> None:
+    result = simulate(tiny_config(name), task).as_json()
+    assert result["epsilon"] is None
+    assert result["delta"] is None
+
+
+def test_weights_by_sample_count_are_refused_where_privacy_rests_on_equal_ones() -> None:
+    with pytest.raises(ConfigError, match="equal weights"):
+        resolved(tiny_config("fedavg-dp", weighting="samples"), PARAMETERS)

@@ -1,0 +1,112 @@
+"""The examples run as they are, and the readable twin of FedRP is the library's FedRP."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrp import RunConfig, load_vector, simulate
+from fedrp.models import layout_of, secret_initial
+from fedrp.projection import make_projection
+from fedrp.simulate import delivering_client
+from fedrp.task import split_among_clients
+from helpers import ROOT, TinyNet, client_batches, environment, round_keys, tiny_config, tiny_task
+
+LONGEST = {"fedrp_in_100_lines": 100, "your_own_model": 20}
+
+
+@pytest.fixture(scope="module")
+def twin() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("twin", ROOT / "examples" / "fedrp_in_100_lines.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def gradient(w: np.ndarray, batch: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray:
+    """Of the loss of TinyNet, in double precision."""
+    inputs, targets = batch
+    module = TinyNet()
+    flat = torch.from_numpy(w).requires_grad_()
+    layout = layout_of(module)
+    names = [name for name, _ in module.named_parameters()]
+    outputs = torch.func.functional_call(
+        module.double(), dict(zip(names, layout.views(flat), strict=True)), (inputs.double(),)
+    )
+    nn.functional.cross_entropy(outputs, targets).backward()
+    return flat.grad.numpy()
+
+
+def twin_models(twin: ModuleType, config: RunConfig, resolved: RunConfig) -> list[list[np.ndarray]]:
+    """All clients' models after each round, by the twin, from what the simulator's clients know."""
+    keys = round_keys(config)
+    initial = secret_initial(TinyNet, keys[0]).astype(np.float64)
+    units = np.eye(config.dim, dtype=np.float32)
+    projections = [make_projection(config.projection, key, initial.size, config.dim) for key in keys]
+    matrices = [projection.adjoint(units).astype(np.float64) for projection in projections]
+    parts = split_among_clients(tiny_task(), config)
+    batches = [
+        [
+            [(part.x[batch], part.y[batch]) for batch in client_batches(config, round_, client, len(part.y))]
+            for client, part in enumerate(parts)
+        ]
+        for round_ in range(1, config.rounds + 1)
+    ]
+    settings = twin.Settings(resolved.lr, resolved.momentum, resolved.rho)
+    return list(twin.fedrp(initial, matrices, batches, gradient, settings))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("projection", ["gaussian", "sign", "hadamard"])
+def test_the_twin_equals_the_library(projection: str, seed: int, twin: ModuleType) -> None:
+    config = tiny_config("fedrp", projection=projection, seed=seed, local_epochs=2)
+    result = simulate(config, tiny_task())
+    models = twin_models(twin, config, result.config)
+    np.testing.assert_allclose(result.model, models[-1][delivering_client(config)], rtol=0, atol=1e-6)
+    x, y = tiny_task().test
+    for record, after in zip(result.records, models, strict=True):
+        module = load_vector(TinyNet(), np.mean(after, axis=0).astype(np.float32))
+        assert record.evaluation.average.loss == pytest.approx(nn.functional.cross_entropy(module(x), y).item(), 1e-5)
+
+
+def test_the_comparison_can_fail(twin: ModuleType) -> None:
+    """Another penalty or another order of keys is noticed."""
+    config = tiny_config("fedrp")
+    result = simulate(config, tiny_task())
+    client = delivering_client(config)
+    for rho, seed in [(1.01 * result.config.rho, config.seed), (result.config.rho, 1)]:
+        other = RunConfig(**{**vars(config), "seed": seed})
+        models = twin_models(twin, other, RunConfig(**{**vars(result.config), "rho": rho}))
+        assert np.abs(models[-1][client] - result.model).max() > 1e-5
+
+
+def run_example(name: str) -> str:
+    path = ROOT / "examples" / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= LONGEST[name]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, env=environment(), timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_fedrp_in_100_lines_learns() -> None:
+    output = run_example("fedrp_in_100_lines")
+    accuracies = [float(number) for number in re.findall(r"round \d: ([0-9.]+) %", output)]
+    assert len(accuracies) == 5
+    assert accuracies[-1] > 85
+
+
+def test_your_own_model_learns() -> None:
+    output = run_example("your_own_model")
+    assert float(re.search(r"([0-9.]+) %", output).group(1)) > 60  # always answering 0 gives about 40
+
+
+def test_every_example_is_covered() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(LONGEST)

@@ -1,0 +1,259 @@
+"""Contracts of every entry of BOUNDS, and the statements made from them."""
+
+import json
+import math
+
+import pytest
+
+from fedrp.errors import ConfigError
+from fedrp.privacy import assumptions
+from fedrp.privacy.bounds import BOUNDS, EpsilonInterval, Refused, bound, tightest
+from fedrp.privacy.calibration import calibrate, calibrate_ratio, composed_projection_epsilon
+from fedrp.privacy.events import (
+    Adjacency,
+    Adversary,
+    Composed,
+    GaussianRelease,
+    JointProjectedRelease,
+    NonPrivate,
+    NothingReleased,
+    PoissonSampled,
+    ProjectedRelease,
+    Sequence,
+    Unsupported,
+    leaves,
+)
+from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
+from fedrp.privacy.guarantee import guarantee
+from fedrp.privacy.projection_mechanism import exact_epsilon
+from fedrp.privacy.report import projection_report
+
+EVENTS = [
+    GaussianRelease(2.0),
+    Composed(GaussianRelease(5.0), 30),
+    Composed(PoissonSampled(GaussianRelease(2.0), 0.1), 30),
+    Composed(PoissonSampled(GaussianRelease(2.0), 0.1, participation_hidden=True), 30),
+    ProjectedRelease(10, 0.01),
+    Composed(ProjectedRelease(1000, 0.001), 30),
+    JointProjectedRelease(10, 0.05),
+    Composed(JointProjectedRelease(10, 0.05), 3),
+    Sequence((GaussianRelease(3.0), Composed(ProjectedRelease(10, 0.01), 2))),
+]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize(
+    "event",
+    [NothingReleased(), Composed(GaussianRelease(1.0), 0), Sequence(()), PoissonSampled(GaussianRelease(0.0), 0.0)],
+    ids=str,
+)
+def test_what_does_not_happen_costs_nothing(name: str, event: object) -> None:
+    assert bound(name, event, 1e-5) == (0.0, 0.0, 0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_clear_is_infinite_wherever_it_hides(name: str) -> None:
+    shown = NonPrivate("in the clear")
+    for event in (
+        shown,
+        Composed(shown, 3),
+        Sequence((GaussianRelease(1.0), Composed(Sequence((shown,)), 2))),
+        GaussianRelease(0),
+        Composed(PoissonSampled(GaussianRelease(0), 0.1), 2),
+    ):
+        assert bound(name, event, 1e-5) == (math.inf, math.inf, math.inf)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_unknown_is_refused_wherever_it_hides(name: str) -> None:
+    strange = Unsupported("nothing is known about it")
+    for event in (strange, Composed(strange, 2), Sequence((GaussianRelease(1.0), strange))):
+        assert bound(name, event, 1e-5) == Refused("nothing is known about it")
+    assert isinstance(bound(name, "a string", 1e-5), Refused)  # type: ignore[arg-type]
+    assert isinstance(bound(name, Composed(ProjectedRelease(10), 30), 1e-5), Refused)  # no sensitivity, no number
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("event", EVENTS, ids=str)
+def test_an_answer_is_an_ordered_interval_that_holds_the_exact_value(name: str, event: object) -> None:
+    answer = bound(name, event, 1e-5)  # type: ignore[arg-type]
+    if isinstance(answer, Refused):
+        assert answer.reason
+        return
+    assert 0 <= answer.lower <= answer.estimate <= answer.upper < math.inf
+    exact = bound("exact", event, 1e-5)  # type: ignore[arg-type]
+    if isinstance(exact, EpsilonInterval):
+        assert answer.lower <= exact.upper * (1 + 1e-9)
+        assert answer.upper >= exact.lower * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_integers_and_floats_agree(name: str) -> None:
+    assert bound(name, GaussianRelease(2), 1e-5) == bound(name, GaussianRelease(2.0), 1e-5)
+    assert bound(name, Composed(GaussianRelease(2), 9), 1e-5) == bound(name, Composed(GaussianRelease(2.0), 9.0), 1e-5)  # type: ignore[arg-type]
+    assert bound(name, ProjectedRelease(10, 1), 1e-5) == bound(name, ProjectedRelease(10.0, 1.0), 1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_more_rounds_less_noise_and_smaller_delta_cost_more(name: str) -> None:
+    def epsilon(event: object, delta: float = 1e-5) -> float:
+        answer = bound(name, event, delta)  # type: ignore[arg-type]
+        return answer.upper if isinstance(answer, EpsilonInterval) else 0.0
+
+    for cheap, dear in [
+        (GaussianRelease(3.0), GaussianRelease(2.0)),
+        (ProjectedRelease(10, 0.01), ProjectedRelease(10, 0.02)),
+        (ProjectedRelease(10, 0.01), ProjectedRelease(20, 0.01)),
+        (Composed(ProjectedRelease(10, 0.01), 3), Composed(ProjectedRelease(10, 0.01), 30)),
+        (Composed(GaussianRelease(9.0), 3), Composed(GaussianRelease(9.0), 30)),
+    ]:
+        assert epsilon(cheap) <= epsilon(dear)
+        assert epsilon(cheap, 1e-4) <= epsilon(cheap, 1e-6)
+
+
+def test_nesting_does_not_matter() -> None:
+    flat = Composed(GaussianRelease(4.0), 6)
+    nested = Composed(Sequence((Composed(GaussianRelease(4.0), 2), GaussianRelease(4.0))), 2)
+    assert list(leaves(Composed(Composed(GaussianRelease(4.0), 2), 3))) == [(GaussianRelease(4.0), 6)]
+    for name in BOUNDS:
+        assert bound(name, flat, 1e-5) == bound(name, nested, 1e-5)
+
+
+def test_the_exact_bound_of_gaussian_rounds() -> None:
+    event = Composed(PoissonSampled(GaussianRelease(2.0), 0.1), 30)
+    assert bound("exact", event, 1e-5).upper == gaussian_epsilon(2.0, 1e-5, 30, 0.1)  # type: ignore[union-attr]
+    hidden = Composed(PoissonSampled(GaussianRelease(2.0), 0.1, participation_hidden=True), 30)
+    answer = tightest(hidden, 1e-5, Adversary.MODEL_HOLDER)
+    assert not isinstance(answer, Refused)
+    assert answer[0] == "pld"
+    assert answer[1].upper == pytest.approx(gaussian_epsilon(2.0, 1e-5, 30, 0.1, participation_hidden=True))
+
+
+def test_tiny_deltas_leave_the_loss_distribution_and_keep_the_rest() -> None:
+    event = Composed(ProjectedRelease(1000, 0.001), 30)
+    assert isinstance(bound("pld", event, 1e-20), Refused)
+    answer = tightest(event, 1e-20, Adversary.SERVER)
+    assert not isinstance(answer, Refused)
+    assert answer[0] == "renyi"
+
+
+def test_an_unknown_bound_is_named() -> None:
+    with pytest.raises(ConfigError, match="bound='guess'"):
+        bound("guess", NothingReleased(), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: GaussianRelease(-1.0), "noise_multiplier=-1.0"),
+        (lambda: PoissonSampled(GaussianRelease(1.0), 2.0), "rate=2.0"),
+        (lambda: PoissonSampled(ProjectedRelease(1), 0.5), "event=ProjectedRelease"),  # type: ignore[arg-type]
+        (lambda: ProjectedRelease(0), "rows=0"),
+        (lambda: ProjectedRelease(5, math.inf), "ratio=inf"),
+        (lambda: Composed(NothingReleased(), -1), "count=-1"),
+        (lambda: Composed(NothingReleased(), True), "count=True"),
+    ],
+)
+def test_an_event_checks_its_numbers(call: object, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call()  # type: ignore[operator]
+    assert named in str(caught.value)
+
+
+def test_a_projection_hides_nothing_from_those_who_may_know_the_matrix() -> None:
+    event = Sequence((GaussianRelease(1.0), ProjectedRelease(10, 0.01)))
+    for adversary in Adversary:
+        statement = guarantee(event, 1e-5, adversary, Adjacency.RECORD_REPLACE)
+        assert (statement.epsilon is None) == (adversary is not Adversary.SERVER)
+
+
+@pytest.mark.parametrize(
+    "event", [NonPrivate("in the clear"), Unsupported("never analysed"), ProjectedRelease(10), GaussianRelease(0)], ids=str
+)
+def test_without_a_bound_there_is_no_number(event: object) -> None:
+    statement = guarantee(event, 1e-5, Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE)  # type: ignore[arg-type]
+    assert statement.epsilon is None
+    assert str(statement).startswith("no guarantee against the server alone")
+    assert statement.reason in str(statement)
+    assert json.loads(json.dumps(statement.as_json()))["epsilon"] is None
+
+
+def test_a_statement_names_adversary_neighbours_and_all_assumptions() -> None:
+    event = Composed(JointProjectedRelease(10, 0.01), 3)
+    statement = guarantee(event, 1e-5, Adversary.SERVER, Adjacency.RECORD_REPLACE, ("the moon is up",))
+    assert statement.assumptions == (
+        "the moon is up",
+        assumptions.KEY_SECRECY,
+        assumptions.RATIO,
+        assumptions.HISTORIES,
+        assumptions.OTHERS_FIXED,
+    )
+    for text in (*statement.assumptions, Adversary.SERVER.value, Adjacency.RECORD_REPLACE.value, "delta 1e-05"):
+        assert text in str(statement)
+    hidden = PoissonSampled(GaussianRelease(1.0), 0.5, participation_hidden=True)
+    assert assumptions.implied_assumptions(hidden) == (assumptions.SENSITIVITY, assumptions.COINS, assumptions.HIDDEN)
+    assert assumptions.implied_assumptions(NothingReleased()) == ()
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "rounds", "rows"), [(1.0, 1e-5, 30, 1000), (0.1, 1e-6, 1, 1), (5.0, 1e-20, 4, 50)])
+def test_calibrate_inverts_the_composition(epsilon: float, delta: float, rounds: int, rows: int) -> None:
+    allowed = calibrate(epsilon, delta, rounds, rows)
+    spent = composed_projection_epsilon(rows, allowed.ratio, delta, rounds)
+    assert 0.999 * epsilon < spent <= epsilon
+    assert composed_projection_epsilon(rows, allowed.ratio * 1.001, delta, rounds) > epsilon
+    assert gaussian_epsilon(allowed.noise_multiplier, delta, rounds) == pytest.approx(epsilon, rel=1e-6)
+    assert calibrate_ratio(epsilon / 2, delta, rounds, rows) < allowed.ratio
+
+
+def test_the_report_of_all_views() -> None:
+    report = projection_report(
+        1000, sensitivity=0.02, norm_min=20.0, delta=1e-5, rounds=30, clients=10, distance=2.0, secure_aggregation=True
+    )
+    values = json.loads(json.dumps(report.as_json()))
+    assert values["alpha"] == pytest.approx(0.001)
+    assert values["paper_epsilon"] == pytest.approx(1.23947, abs=1e-5)
+    assert values["exact_epsilon"] == pytest.approx(0.14902, abs=1e-5)
+    assert values["exact_epsilon"] <= values["pld_epsilon"] <= values["renyi_epsilon"] <= values["paper_epsilon"]
+    assert set(values["composed"]) == {"basic", "advanced", "renyi", "pld", "pld_lower"}
+    composed = values["composed"]
+    assert composed["pld_lower"] <= composed["pld"] <= composed["renyi"] <= composed["basic"]
+    assert values["joint_epsilon"] == pytest.approx(exact_epsilon(1000, 0.01, 1e-5))
+    assert values["secagg_epsilon"] == pytest.approx(exact_epsilon(1000, 0.0001, 1e-5))
+    assert values["joint_composed"] > values["joint_epsilon"]
+    assert assumptions.OTHERS_FIXED in values["assumptions"]
+
+
+def test_the_report_in_units_of_the_norm_floor() -> None:
+    plain = projection_report(10, alpha=0.01, delta=1e-5)
+    assert plain.joint_epsilon is None
+    assert plain.secagg_epsilon is None
+    assert plain.composed["basic"] == plain.exact_epsilon
+    scaled = projection_report(10, alpha=0.01, delta=1e-5, distance=0.5)
+    assert scaled.joint_epsilon == pytest.approx(exact_epsilon(10, 0.02, 1e-5))
+    given = projection_report(10, sensitivity=1, norm_min=100, delta=1e-5, secure_aggregation=True, sum_norm=1000)
+    assert given.exact_epsilon == plain.exact_epsilon
+    assert given.secagg_epsilon == exact_epsilon(10, 0.001, 1e-5)
+
+
+def test_a_report_without_loss_distribution_at_tiny_delta() -> None:
+    report = projection_report(10, alpha=0.01, delta=1e-20, rounds=2)
+    assert report.pld_epsilon is None
+    assert report.composed["pld"] is None
+    assert report.composed["renyi"] is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"alpha": 0.1, "sensitivity": 1.0, "norm_min": 1.0},
+        {"sensitivity": 1.0},
+        {"sensitivity": 1.0, "norm_min": 0.0},
+        {"alpha": 0.1, "secure_aggregation": True},
+        {"alpha": 0.1, "distance": 0.0},
+        {"alpha": 0.1, "rounds": 0},
+    ],
+)
+def test_the_report_refuses_half_a_question(settings: dict) -> None:
+    with pytest.raises(ConfigError):
+        projection_report(10, delta=1e-5, **settings)

@@ -1,0 +1,388 @@
+"""The two halves of the protocol, message by message: what they refuse, what they forgive, what the server learns."""
+
+import dataclasses
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedrp import coordinator, wire
+from fedrp.algorithms import ALGORITHMS
+from fedrp.coordinator import RoundReport
+from fedrp.errors import ProtocolError, QuorumError, WireError
+from fedrp.models import secret_initial
+from fedrp.projection import make_projection
+from fedrp.sealing import Identity, binding
+from fedrp.wire import Kind, Message
+from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
+
+SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+
+
+def altered(packet: bytes, kind: Kind, **changes: object) -> bytes:
+    """A packet with some fields of its messages of one kind changed."""
+    messages = [dataclasses.replace(m, **changes) if m.kind is kind else m for m in wire.decode(packet)]
+    return wire.encode(messages)
+
+
+def without(packet: bytes, kind: Kind) -> bytes:
+    return wire.encode(message for message in wire.decode(packet) if message.kind is not kind)
+
+
+def only(packet: bytes, kind: Kind) -> Message:
+    (message,) = wire.messages_of(wire.decode(packet), kind)
+    return message
+
+
+def not_finite(packet: bytes) -> bytes:
+    """A packet whose first message ends in a NaN, with a checksum that fits: a liar, not a bad line."""
+    first, *rest = wire.decode(packet)
+    raw = bytearray(wire.encode([first]))
+    raw[-4:] = struct.pack("<f", float("nan"))
+    crc = zlib.crc32(raw[wire.HEADER_BYTES :], zlib.crc32(raw[: wire.HEADER_BYTES - 4]))
+    raw[wire.HEADER_BYTES - 4 : wire.HEADER_BYTES] = struct.pack("<I", crc)
+    return bytes(raw) + wire.encode(rest)
+
+
+# --- what a client refuses -------------------------------------------------------------------------------------------
+
+
+def refused(run: Federation, client: int, packet: bytes, error: type[Exception], why: str) -> None:
+    before = run.silos[client]
+    with pytest.raises(error, match=why):
+        run.answer(client, packet)
+    assert run.silos[client] is before
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_an_old_round_is_refused(name: str) -> None:
+    run = Federation(tiny_config(name))
+    first = run.open()
+    run.close(run.deliver(first))
+    run.round()
+    refused(run, 1, first[1], ProtocolError, "replayed")
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_a_round_that_is_asked_for_twice_is_answered_with_the_same_bytes(name: str) -> None:
+    """Noise and training must not happen twice; the server may have lost the reply."""
+    run = Federation(tiny_config(name))
+    packets = run.open()
+    reply = run.answer(2, packets[2])
+    after = run.silos[2]
+    assert run.answer(2, packets[2]) == reply
+    assert run.silos[2].round == after.round == 1
+    assert np.array_equal(run.silos[2].state.model, after.state.model)
+
+
+@pytest.mark.parametrize("kind", [Kind.ROUND, Kind.SEALED])
+def test_messages_of_another_run_are_refused(kind: Kind) -> None:
+    run = Federation(tiny_config("fedrp"))
+    packet = altered(run.open()[0], kind, run=b"some other run..")
+    refused(run, 0, packet, ProtocolError, "another run")
+
+
+@pytest.mark.parametrize("projection", [0, 0x0102, 0x0201])
+def test_messages_for_another_projection_are_refused(projection: int) -> None:
+    run = Federation(tiny_config("fedrp", projection="gaussian"))
+    packet = altered(run.open()[0], Kind.ROUND, projection=projection)
+    refused(run, 0, packet, ProtocolError, "another projection")
+
+
+def test_an_envelope_of_another_round_does_not_open() -> None:
+    run = Federation(tiny_config("fedrp"))
+    old = run.open()
+    run.close(run.deliver(old))
+    stale = wire.messages_of(wire.decode(old[1]), Kind.SEALED)[-1]
+    assert stale.round == 1
+    packet = altered(run.open()[1], Kind.SEALED, payload=stale.payload)
+    refused(run, 1, packet, ProtocolError, "does not open")
+
+
+def test_an_envelope_of_another_client_does_not_open() -> None:
+    run = Federation(tiny_config("fedrp"))
+    packets = run.open()
+    stolen = {m.round: m for m in wire.messages_of(wire.decode(packets[2]), Kind.SEALED)}
+    messages = [stolen[m.round] if m.kind is Kind.SEALED else m for m in wire.decode(packets[1])]
+    refused(run, 1, wire.encode(messages), ProtocolError, "does not open")
+
+
+def test_an_envelope_under_another_dealers_name_does_not_open() -> None:
+    run = Federation(tiny_config("fedrp"))
+    refused(run, 1, altered(run.open()[1], Kind.SEALED, sender=3), ProtocolError, "does not open")
+
+
+def test_a_missing_key_is_noticed() -> None:
+    run = Federation(tiny_config("fedrp"))
+    refused(run, 1, without(run.open()[1], Kind.SEALED), ProtocolError, "client 1 has no sealed key for round")
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_a_missing_aggregate_is_noticed(name: str) -> None:
+    run = Federation(tiny_config(name))
+    run.round()
+    refused(run, 1, without(run.open()[1], Kind.AGGREGATE), ProtocolError, "aggregate of round 1 is missing")
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_an_aggregate_of_the_wrong_length_is_refused(name: str) -> None:
+    run = Federation(tiny_config(name))
+    run.round()
+    packet = altered(run.open()[1], Kind.AGGREGATE, payload=np.ones(5, np.float32))
+    refused(run, 1, packet, WireError, "5 numbers, expected")
+
+
+def test_noise_on_the_line_is_refused() -> None:
+    run = Federation(tiny_config("fedrp"))
+    packet = run.open()[1]
+    refused(run, 1, packet[:-1], WireError, "truncated")
+    refused(run, 1, b"hello", WireError, "truncated")
+
+
+def test_a_dealer_needs_the_roster_first() -> None:
+    run = Federation(tiny_config("fedrp"))
+    request = Message(Kind.DEAL_REQUEST, run.run, 2, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    run.silos[1] = dataclasses.replace(run.silos[1], roster=())
+    refused(run, 1, wire.encode([request]), ProtocolError, "before it had the roster")
+
+
+# --- what the server refuses, while the round goes on ----------------------------------------------------------------
+
+
+BAD_UPLOADS: dict[str, Callable[[bytes], bytes]] = {
+    "too short": lambda packet: altered(packet, Kind.UPLOAD, payload=np.ones(3, np.float32)),
+    "too long": lambda packet: altered(packet, Kind.UPLOAD, payload=np.ones(500, np.float32)),
+    "of bytes": lambda packet: altered(packet, Kind.UPLOAD, payload=wire.raw(b"x" * 12)),
+    "of another sender": lambda packet: altered(packet, Kind.UPLOAD, sender=0),
+    "of no client": lambda packet: altered(packet, Kind.UPLOAD, sender=77),
+    "of a past round": lambda packet: altered(packet, Kind.UPLOAD, round=0),
+    "of a later round": lambda packet: altered(packet, Kind.UPLOAD, round=2),
+    "of another run": lambda packet: altered(packet, Kind.UPLOAD, run=b"some other run.."),
+    "of another projection": lambda packet: altered(packet, Kind.UPLOAD, projection=9),
+    "without weight": lambda packet: altered(packet, Kind.UPLOAD, weight=0),
+    "not finite": not_finite,
+    "altered on the way": lambda packet: packet[:-1] + bytes([packet[-1] ^ 1]),
+    "truncated": lambda packet: packet[:-1],
+    "missing": lambda packet: without(packet, Kind.UPLOAD),
+    "twice": lambda packet: packet + wire.encode([only(packet, Kind.UPLOAD)]),
+    "noise": lambda packet: b"not a message",
+    "nothing": lambda packet: b"",
+}
+
+
+@pytest.mark.parametrize("name", ["fedrp", "fedavg"])
+@pytest.mark.parametrize("bad", BAD_UPLOADS)
+def test_a_bad_upload_is_refused_and_the_round_goes_on_with_the_others(bad: str, name: str) -> None:
+    run, clean = Federation(tiny_config(name)), Federation(tiny_config(name))
+    replies = run.deliver(run.open())
+    report = run.close({**replies, 3: BAD_UPLOADS[bad](replies[3])})
+    assert report.participants == (0, 1, 2)
+    assert list(report.refused) == [3]
+    good = clean.deliver(clean.open())
+    clean.close({client: good[client] for client in (0, 1, 2)})
+    assert np.array_equal(run.server.aggregates[1], clean.server.aggregates[1])
+    assert run.round().participants == (0, 1, 2, 3)  # and next time it is welcome again
+
+
+def test_an_upload_of_a_client_that_was_not_asked_is_refused() -> None:
+    run = Federation(tiny_config("fedavg", participation=0.5))
+    packets = run.open()
+    replies = run.deliver(packets)
+    stranger = next(client for client in range(4) if client not in packets)
+    copied = altered(next(iter(replies.values())), Kind.UPLOAD, sender=stranger)
+    report = run.close({**replies, stranger: copied})
+    assert report.participants == tuple(packets)
+    assert list(report.refused) == [stranger]
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_below_the_quorum_the_round_fails_and_can_be_repeated(name: str) -> None:
+    run, undisturbed = Federation(tiny_config(name)), Federation(tiny_config(name))
+    replies = run.deliver(run.open())
+    before = run.server
+    with pytest.raises(QuorumError, match=r"round 1: 1 valid uploads, \d needed; client 0: .*truncated"):
+        run.close({0: b"?", 1: replies[1]})
+    assert run.server is before
+    run.round()
+    undisturbed.round()
+    assert np.array_equal(run.server.aggregates[1], undisturbed.server.aggregates[1])
+
+
+def test_private_rounds_need_all_whose_noise_was_counted_on() -> None:
+    run = Federation(tiny_config("fedavg-dp"))
+    replies = run.deliver(run.open())
+    with pytest.raises(QuorumError, match="3 valid uploads, 4 needed"):
+        run.close({client: replies[client] for client in (0, 1, 2)})
+
+
+def test_a_round_nobody_answered_fails() -> None:
+    run = Federation(tiny_config("fedavg"))
+    run.open()
+    with pytest.raises(QuorumError, match="0 valid uploads"):
+        run.close({})
+
+
+@pytest.mark.parametrize("length", [0, 79, 80, 1000])
+def test_a_dealer_with_the_wrong_number_of_envelopes_does_not_stop_the_others(length: int) -> None:
+    run = Federation(tiny_config("fedrp"))
+    replies = run.deliver(run.open())
+    dealer = next(c for c, reply in replies.items() if wire.messages_of(wire.decode(reply), Kind.DEAL))
+    replies[dealer] = altered(replies[dealer], Kind.DEAL, payload=wire.raw(b"x" * length))
+    report = run.close(replies)
+    assert set(report.participants) >= set(range(4)) - {dealer}
+    assert 2 not in run.server.dealt
+
+
+def test_only_the_chosen_dealer_deals_and_only_the_next_key() -> None:
+    run = Federation(tiny_config("fedrp"))
+    replies = run.deliver(run.open())
+    dealer = next(c for c, reply in replies.items() if wire.messages_of(wire.decode(reply), Kind.DEAL))
+    rogue = next(c for c in replies if c != dealer)
+    forged = [dataclasses.replace(only(replies[dealer], Kind.DEAL), sender=rogue, round=r) for r in (1, 2, 3)]
+    before = run.server.dealt[1]
+    run.close({**replies, rogue: replies[rogue] + wire.encode(forged)})
+    assert run.server.dealt[1] == before
+    assert run.server.dealt[2].dealer == dealer
+    assert 3 not in run.server.dealt
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_public_key_of_the_wrong_length_is_refused(length: int) -> None:
+    run = Federation(tiny_config("fedrp"))
+    hellos = {
+        c: wire.encode([Message(Kind.HELLO, run.run, 0, c, wire.raw(b"x" * 32), 0, run.bench.tag)]) for c in range(4)
+    }
+    hellos[2] = altered(hellos[2], Kind.HELLO, payload=wire.raw(b"x" * length))
+    with pytest.raises(ProtocolError, match="public key"):
+        coordinator.invite(run.server, hellos)
+
+
+# --- clients that come and go ----------------------------------------------------------------------------------------
+
+
+def play(run: Federation, rounds: int, absent: Callable[[int], set[int]]) -> list[RoundReport]:
+    """Rounds in which some clients never hear of the call."""
+    reports = []
+    for round_ in range(1, rounds + 1):
+        packets = {client: packet for client, packet in run.open().items() if client not in absent(round_)}
+        reports.append(run.close(run.deliver(packets)))
+        for stand_in, request in coordinator.request_key(run.server, 0).items():
+            run.server = coordinator.take_keys(run.server, {stand_in: run.answer(stand_in, request)})
+    return reports
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_a_late_joiner_and_one_who_was_away_get_what_they_need(name: str) -> None:
+    run = Federation(tiny_config(name, rounds=6, quorum=0.5))
+    reports = play(run, 6, lambda round_: ({3} if round_ < 5 else set()) | ({1} if 2 <= round_ <= 4 else set()))
+    assert [len(report.participants) for report in reports] == [3, 2, 2, 2, 4, 4]
+    models = run.final_models()
+    if run.bench.algorithm.delivers == "consensus":
+        for model in models.values():
+            np.testing.assert_allclose(model, models[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_someone_who_never_came_still_ends_with_a_model(name: str) -> None:
+    run = Federation(tiny_config(name, rounds=4, quorum=0.5))
+    play(run, 4, lambda _: {2})
+    assert run.server.last_seen[2] == 0
+    models = run.final_models()
+    if run.bench.algorithm.delivers == "consensus":
+        np.testing.assert_allclose(models[2], models[0], atol=1e-6)
+    else:
+        assert np.array_equal(models[2], secret_initial(TinyNet, round_keys(run.config)[0]))
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_with_partial_participation_only_the_chosen_are_called(name: str) -> None:
+    run = Federation(tiny_config(name, rounds=8, participation=0.5, clients=6))
+    called = [report.participants for report in play(run, 8, lambda _: set())]
+    assert {len(chosen) for chosen in called} == {3}
+    assert len(set(called)) > 1
+    assert set().union(*called) == set(range(6))
+
+
+def test_without_participation_of_the_dealer_another_client_deals() -> None:
+    run = Federation(tiny_config("fedrp", rounds=4))
+    play(run, 4, lambda round_: {round_ % 4})  # whoever is to deal the next key
+    assert set(run.server.dealt) == {4}
+
+
+def test_a_client_whose_copy_of_the_common_model_differs_is_left_out_and_told_to_rebuild_it() -> None:
+    run = Federation(tiny_config("fedrp-subspace", rounds=5))
+    run.round()
+    state = run.silos[2].state
+    run.silos[2] = dataclasses.replace(run.silos[2], state=state._replace(model=state.model + 1))
+    report = run.round()
+    assert report.participants == (0, 1, 3)
+    assert "differs" in report.refused[2]
+    assert run.round().participants == (0, 1, 2, 3)
+    models = run.final_models()
+    np.testing.assert_allclose(models[2], models[0], atol=1e-6)
+
+
+# --- what the server learns ------------------------------------------------------------------------------------------
+
+
+def learned_by(run: Federation, rounds: int = 3) -> tuple[set[bytes], list[bytes]]:
+    """Every run of 16 bytes that reached the server or is kept by it, and all models clients ever had, as bytes."""
+    models = []
+    for _ in range(rounds):
+        run.round()
+        models += [silo.state.model.tobytes() for silo in run.silos.values()]
+    kept = [pickle.dumps(getattr(run.server, field.name)) for field in dataclasses.fields(run.server)]
+    return all_windows([*run.received, *kept]), models
+
+
+@pytest.mark.parametrize("projection", ["gaussian", "sign", "hadamard"])
+@pytest.mark.parametrize("name", SECRET)
+def test_no_key_no_model_and_no_matrix_reaches_the_server(name: str, projection: str) -> None:
+    config = tiny_config(name, projection=projection)
+    run = Federation(config)
+    seen, models = learned_by(run)
+    keys = round_keys(config)
+    identities = [site.entropy.secret("identity") for site in run.sites.values()]
+    for key in (*keys, *identities, *(key.derive("projection") for key in keys)):
+        assert not windows(key.reveal()) & seen
+    assert not windows(secret_initial(TinyNet, keys[0]).tobytes()) & seen
+    for model in models:
+        assert not windows(model) & seen
+    units = np.eye(config.dim, dtype=np.float32)
+    for key in keys:
+        matrix = make_projection(projection, key, len(models[0]) // 4, config.dim).adjoint(units)
+        for row in matrix:
+            assert not {part for part in windows(row.tobytes()) if any(part)} & seen  # zeros are everywhere
+
+
+def test_the_search_finds_what_is_there() -> None:
+    """FedAvg sends models in the clear, so the same search must find every one of them."""
+    seen, models = learned_by(Federation(tiny_config("fedavg")))
+    assert all(windows(model) <= seen for model in models)
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_the_relayed_envelopes_do_hold_the_keys(name: str) -> None:
+    """Opened by their recipient, so what the server relays is the real thing."""
+    run = Federation(tiny_config(name))
+    run.open()
+    for client, site in run.sites.items():
+        for round_ in (0, 1):
+            dealer, envelopes = run.server.dealt[round_]
+            place = binding(run.run, round_, dealer, client, run.bench.tag)
+            assert site.identity.open(envelopes[client], place) == round_keys(run.config)[round_]
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_what_a_client_keeps_between_messages_holds_no_opened_key(name: str) -> None:
+    run = Federation(tiny_config(name))
+    for _ in range(2):
+        run.round()
+    for silo in run.silos.values():
+        kept = pickle.dumps(silo)
+        assert not any(key.reveal() in kept for key in round_keys(run.config))
+        assert Identity.__name__.encode() not in kept

@@ -1,0 +1,412 @@
+"""The simulator: the same result however it is computed, interrupted or resumed, and nothing but bytes on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
+from fedrp.algorithms import ALGORITHMS
+from fedrp.errors import ConfigError, DataError, FedRPError
+from fedrp.host import ClientHost, Hosts, SimulatedEntropy
+from fedrp.rng import RunSeed
+from fedrp.simulate import evaluate
+from helpers import TinyNet, blobs, command, environment, round_keys, tiny_config, tiny_task
+
+# Four groups of clients, so that three workers have unequal shares.
+CROWD = tiny_config("fedrp", clients=60, rounds=2, participation=0.9)
+
+
+def crowd() -> Task:
+    return tiny_task(examples=300)
+
+
+def outcome(result: RunResult) -> tuple[object, ...]:
+    """All of a result that must repeat: everything but the clock and the memory."""
+    records = [record._replace(seconds=0, evaluation_seconds=0) for record in result.records]
+    return result.config, result.model.tobytes(), records, result.last_traffic
+
+
+# --- one result, however computed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_runs_agree_to_the_bit_and_another_seed_does_not(name: str, task: Task) -> None:
+    first, again, other = (simulate(tiny_config(name, seed=seed), task) for seed in (1, 1, 2))
+    assert outcome(first) == outcome(again)
+    assert first.model.tobytes() != other.model.tobytes()
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    alone = simulate(CROWD, crowd())
+    for workers in (2, 3):
+        assert outcome(simulate(CROWD, crowd(), Speed(workers=workers))) == outcome(alone)
+
+
+def test_the_state_of_the_global_generators_changes_nothing(task: Task) -> None:
+    def frozen_features() -> nn.Module:
+        net = TinyNet()
+        net.hidden.requires_grad_(False)
+        return net
+
+    config, features = tiny_config("fedrp"), Task(frozen_features, task.train, task.test)
+    torch.manual_seed(1)
+    first = simulate(config, features)
+    torch.manual_seed(2)
+    assert outcome(simulate(config, features)) == outcome(first)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_partial_participation(name: str, task: Task) -> None:
+    config = tiny_config(name, clients=6, rounds=5, participation=0.5)
+    result = simulate(config, task)
+    assert [record.participants for record in result.records] == [3] * 5
+    assert outcome(simulate(config, task)) == outcome(result)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_that_drop_out_in_the_middle_of_a_round(name: str, task: Task) -> None:
+    config = tiny_config(name, clients=6, rounds=6, dropout=0.3, quorum=0.4, seed=5)
+    result = simulate(config, task)
+    assert len(result.records) == 6
+    assert np.isfinite(result.model).all()
+    if ALGORITHMS[name].exchanges:
+        assert sum(record.dropped for record in result.records) > 0
+
+
+def test_an_example_weighs_the_same_whoever_holds_it_if_asked_for() -> None:
+    """With one step on all data, FedAvg by sample count is gradient descent on the union of the data."""
+    x, y = blobs(60)
+    parts = [(x[:40], y[:40]), (x[40:], y[40:])]
+    config = tiny_config("fedavg", clients=2, batch_size=100, momentum=0.0)
+    by_count = simulate(RunConfig(**{**vars(config), "weighting": "samples"}), Task(TinyNet, parts, (x, y)))
+    union = simulate(RunConfig(**{**vars(config), "clients": 1}), Task(TinyNet, [(x, y)], (x, y)))
+    uniform = simulate(config, Task(TinyNet, parts, (x, y)))
+    np.testing.assert_allclose(by_count.model, union.model, atol=1e-6)
+    assert np.abs(uniform.model - union.model).max() > 1e-4
+
+
+# --- only bytes cross ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smuggled", [np.ones(3, np.float32), bytearray(b"x"), memoryview(b"x"), "text", None, 5])
+def test_a_client_side_that_returns_anything_but_bytes_is_stopped(
+    smuggled: object, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    respond = ClientHost.respond
+    monkeypatch.setattr(ClientHost, "respond", lambda self, packets: {**respond(self, packets), 2: smuggled})
+    with pytest.raises(TypeError, match=f"client 2: a {type(smuggled).__name__} tried to cross the wire"):
+        simulate(tiny_config("fedavg"), task)
+
+
+def test_a_client_side_that_says_hello_with_anything_but_bytes_is_stopped(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = ClientHost.hello
+    monkeypatch.setattr(ClientHost, "hello", lambda self: {**hello(self), 0: [1, 2, 3]})
+    with pytest.raises(TypeError, match="client 0: a list tried to cross the wire"):
+        simulate(tiny_config("fedrp"), task)
+
+
+def test_a_server_side_that_sends_anything_but_bytes_is_stopped(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = Hosts.exchange
+    monkeypatch.setattr(Hosts, "exchange", lambda self, packets: exchange(self, {**packets, 1: np.ones(3)}))
+    with pytest.raises(TypeError, match="client 1: a ndarray tried to cross the wire"):
+        simulate(tiny_config("fedavg"), task)
+
+
+# --- what comes of it ------------------------------------------------------------------------------------------------
+
+
+def test_the_delivered_model_and_the_scores_belong_together(task: Task) -> None:
+    for name in ALGORITHMS:
+        result = simulate(tiny_config(name), task)
+        x, y = task.test
+        accuracy = 100 * (load_vector(TinyNet(), result.model)(x).argmax(1) == y).double().mean().item()
+        assert result.accuracy == pytest.approx(accuracy)
+        last = result.records[-1].evaluation
+        assert last.client_min <= last.client_mean <= last.client_max
+        assert last.client_min <= result.accuracy <= last.client_max
+
+
+def test_where_every_client_keeps_its_own_model_their_average_is_another(task: Task) -> None:
+    evaluation = simulate(tiny_config("fwc"), task).records[-1].evaluation
+    assert evaluation.average.loss != evaluation.delivered.loss
+    assert evaluation.client_min < evaluation.client_max
+
+
+def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = simulate(tiny_config("fedrp-subspace"), task)
+
+    def twice(*arguments: object, **options: object) -> object:
+        evaluate(*arguments, **options)
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(sys.modules["fedrp.simulate"], "evaluate", twice)
+    assert outcome(simulate(tiny_config("fedrp-subspace"), task)) == outcome(once)
+
+
+def test_divergence_is_one_clear_error(task: Task) -> None:
+    with pytest.raises(FedRPError, match=r"training diverged: client \d .* round \d"):
+        simulate(tiny_config("fedavg", lr=1e38), task)
+
+
+def test_a_task_for_another_number_of_clients_is_refused(task: Task) -> None:
+    parts = [blobs(10, seed) for seed in range(3)]
+    with pytest.raises(ConfigError, match="clients=4, but the task holds examples of 3"):
+        simulate(tiny_config("fedavg"), Task(TinyNet, parts, task.test))
+    with pytest.raises(DataError, match="client 1 has no examples"):
+        simulate(tiny_config("fedavg", clients=2), Task(TinyNet, [blobs(10), blobs(0)], task.test))
+    with pytest.raises(DataError, match="81 cannot share 80 examples"):
+        simulate(tiny_config("fedavg", clients=81), task)
+
+
+def test_a_model_that_cannot_be_sent_to_workers_is_refused_with_a_way_out(task: Task) -> None:
+    local = Task(lambda: TinyNet(), task.train, task.test)
+    assert simulate(tiny_config("fedavg"), local).accuracy > 0
+    with pytest.raises(ConfigError, match=r"cannot be sent to worker processes.*top level.*workers=1"):
+        simulate(tiny_config("fedavg"), local, Speed(workers=2))
+
+
+# --- the run folder --------------------------------------------------------------------------------------------------
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_folder_holds_a_line_per_round_the_result_and_the_model(name: str, task: Task, tmp_path: Path) -> None:
+    result = simulate(tiny_config(name), task, out=tmp_path / "run")
+    assert lines(tmp_path / "run") == result.as_json()["history"]
+    assert [line["round"] for line in lines(tmp_path / "run")] == [1, 2, 3]
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(json.dumps(result.as_json()))
+    module = TinyNet()
+    module.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert torch.equal(module(task.test[0]), load_vector(TinyNet(), result.model)(task.test[0]))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_finished_run_can_be_resumed_and_says_the_same(name: str, task: Task, tmp_path: Path) -> None:
+    config = tiny_config(name, participation=0.75)
+    first = simulate(config, task, out=tmp_path / "run")
+    again = simulate(config, task, out=tmp_path / "run", resume=True)
+    assert outcome(again) == outcome(first)
+
+
+def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:
+    simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with pytest.raises(ConfigError, match="already holds a run: add --resume"):
+        simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+@pytest.mark.parametrize("change", [{"seed": 9}, {"rounds": 4}, {"lr": 0.01}, {"algorithm": "fwc"}])
+def test_a_run_with_other_settings_is_not_resumed(change: dict[str, object], task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+    simulate(config, task, out=tmp_path / "run")
+    ((name, value),) = change.items()
+    with pytest.raises(ConfigError, match=f"was started with {name}={getattr(config, name)}, not {value}"):
+        simulate(RunConfig(**{**vars(config), **change}), task, out=tmp_path / "run", resume=True)
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot write to"):
+        simulate(tiny_config("fedavg"), task, out=tmp_path / "file" / "run")
+
+
+DAMAGED = ["server.safetensors", "clients-0000.safetensors", "metrics.jsonl", "config.json"]
+
+
+@pytest.mark.parametrize("keep", [0, 20, -20])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_clear_error(name: str, keep: int, task: Task, tmp_path: Path) -> None:
+    simulate(tiny_config("fedrp"), task, out=tmp_path)
+    (path,) = tmp_path.rglob(name)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises((DataError, ConfigError), match=str(tmp_path)) as caught:
+        simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_missing_checkpoint_file_is_one_clear_error(task: Task, tmp_path: Path) -> None:
+    simulate(tiny_config("fedrp"), task, out=tmp_path)
+    next(tmp_path.rglob("clients-0000.safetensors")).unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.secret])
+def test_no_secret_is_written_to_the_run_folder(name: str, task: Task, tmp_path: Path) -> None:
+    config = tiny_config(name)
+    written: dict[Path, bytes] = {}
+    simulate(
+        config,
+        task,
+        out=tmp_path / "run",
+        on_round=lambda record: written.update(
+            {path / str(record.round): path.read_bytes() for path in files(tmp_path)}
+        ),
+    )
+    written.update({path: path.read_bytes() for path in files(tmp_path)})
+    clients = [SimulatedEntropy(RunSeed(config.seed), client) for client in range(config.clients)]
+    own = [client.secret(*what) for client in clients for what in [("identity",), ("noise", 1), ("noise", 3)]]
+    for key in [*round_keys(config), *own, *(key.derive("identity/x25519") for key in own)]:
+        raw = key.reveal()
+        for shape in (raw, raw.hex().encode(), raw.hex().upper().encode(), repr(raw).encode()):
+            assert not any(shape in data for data in written.values())
+
+
+# --- killed and resumed ----------------------------------------------------------------------------------------------
+
+
+def killed_at(operation: int, out: Path) -> bool:
+    """Run in another process that kills itself at its n-th change to the file system; False if it came to its end."""
+    server = torch.multiprocessing.get_context("forkserver")
+    process = server.Process(target=run_and_die, args=(operation, out))
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def run_and_die(operation: int, out: Path) -> None:
+    left = operation
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        changes = event in {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+        writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
+        if (changes or writes) and str(out) in str(arguments[0]):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    simulate(tiny_config("fedrp"), tiny_task(), out=out, resume=True)
+
+
+def test_killed_at_any_change_to_its_folder_a_run_resumes_to_the_same_end(task: Task, tmp_path: Path) -> None:
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["fedrp.simulate", "helpers"])
+    undisturbed = simulate(tiny_config("fedrp"), task, out=tmp_path / "undisturbed")
+    model = (tmp_path / "undisturbed" / "model.safetensors").read_bytes()
+    operation = 1
+    while killed_at(operation, tmp_path / str(operation)):
+        out = tmp_path / str(operation)
+        resumed = simulate(tiny_config("fedrp"), task, out=out, resume=True)
+        assert outcome(resumed) == outcome(undisturbed), f"killed at change {operation}"
+        assert (out / "model.safetensors").read_bytes() == model
+        assert [line["round"] for line in lines(out)] == [1, 2, 3]
+        operation += 1
+    assert operation > 15  # there were that many moments
+
+
+def start(out: Path, pictures: Path, *options: object) -> "subprocess.Popen[str]":
+    arguments = command(
+        *("run", "--dataset", f"npz:{pictures}", "--clients", 4, "--rounds", 12, "--dim", 50, "--batch-size", 8),
+        *("--lr", 0.05, "--out", out, *options),
+    )
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    )
+
+
+def wait_for_round(process: "subprocess.Popen[str]", number: int) -> None:
+    for line in process.stderr:
+        if f"round {number}/" in line:
+            return
+    pytest.fail("the run ended before its time")
+
+
+def members(process: "subprocess.Popen[str]") -> list[int]:
+    """The processes of its session that still live."""
+    alive = []
+    for other in psutil.process_iter():
+        try:
+            if os.getsid(other.pid) == process.pid and other.status() != psutil.STATUS_ZOMBIE:
+                alive.append(other.pid)
+        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            pass
+    return alive
+
+
+def gone(process: "subprocess.Popen[str]") -> bool:
+    deadline = time.monotonic() + 20
+    while members(process) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not members(process)
+
+
+def test_killed_and_interrupted_the_command_line_resumes_to_the_same_bytes(pictures: Path, tmp_path: Path) -> None:
+    """Workers or not: kill -9 at some moments, then Ctrl-C, then to the end."""
+    undisturbed = start(tmp_path / "undisturbed", pictures, "--workers", 1)
+
+    out = tmp_path / "run"
+    for number, delay in [(1, 0.0), (4, 0.07)]:
+        process = start(out, pictures, "--workers", 1, "--resume")
+        wait_for_round(process, number)
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+
+    process = start(out, pictures, "--workers", 2, "--resume")
+    wait_for_round(process, 8)
+    workers = [pid for pid in members(process) if pid != process.pid]
+    assert len(workers) >= 2
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    printed, told = process.communicate(timeout=60)
+    messages = [line for line in told.splitlines() if "/12: " not in line]
+    assert process.returncode == 130
+    assert len(messages) == 1, told
+    assert messages[0].startswith("fedrp: stopped")
+    assert "--resume" in messages[0]
+    assert printed == ""
+    assert gone(process)
+    assert not (out / "model.safetensors").exists()
+
+    process = start(out, pictures, "--workers", 1, "--resume")
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert undisturbed.wait(timeout=120) == 0
+    undisturbed.communicate()
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "undisturbed" / "model.safetensors").read_bytes()
+    assert [line["round"] for line in lines(out)] == list(range(1, 13))
+
+
+def test_workers_end_when_the_main_process_is_killed(pictures: Path, tmp_path: Path) -> None:
+    process = start(tmp_path / "run", pictures, "--workers", 2)
+    wait_for_round(process, 1)
+    process.kill()
+    process.communicate()
+    assert gone(process)
+
+
+def test_ctrl_c_while_workers_start_is_one_line_too(pictures: Path, tmp_path: Path) -> None:
+    process = start(tmp_path / "run", pictures, "--workers", 2)
+    deadline = time.monotonic() + 60
+    while len(members(process)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # in the middle of their imports
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.count("\n") == 1, told
+    assert told.startswith("fedrp: stopped")
+    assert gone(process)
