@@ -1,4 +1,6 @@
-"""Compute the tables of docs/privacy.md and write them between its markers: python benchmarks/privacy_tables.py
+"""Compute the tables of docs/privacy.md and write them between its markers.
+
+    python benchmarks/privacy_tables.py
 
 Everything here is arithmetic: no training, no randomness, about a minute on one core.
 """
@@ -52,17 +54,17 @@ def tables() -> str:
         for r in reports
     ]
     allowed = [(rows, calibrate(TARGET, DELTA, 1, rows), calibrate(TARGET, DELTA, ROUNDS, rows)) for rows in ROWS]
-    views = f"alpha = {RATIO}, delta = {DELTA:g}; joint: distance {DISTANCE} of the norm floor; sum: {CLIENTS} aligned clients"
     targets = [(m, one.ratio, many.ratio, one.noise_multiplier, many.noise_multiplier) for m, one, many in allowed]
     return "\n\n".join(
         [
-            f"**One round.** Epsilon by view and bound; {views}.",
+            f"**One round.** Epsilon by view and bound; alpha = {RATIO}, delta = {DELTA:g}. Joint view: distance to the\n"
+            f"others' span {DISTANCE} of the norm floor. Secure sum: {CLIENTS} clients whose vectors point the same way.",
             table(["m", "paper", "exact", "Renyi", "PLD", "joint view", "secure sum"], one),
-            f"**{ROUNDS} rounds.** The same, composed. The joint view and the secure sum are by the tightest bound and rest on\n"
-            "the assumption of section 4 about the other clients.",
+            f"**{ROUNDS} rounds.** The same, composed. Joint view and secure sum are by the tightest bound and rest on the\n"
+            "assumption about the other clients of sections 3 and 4.",
             table(["m", "basic", "advanced", "Renyi", "PLD lower", "PLD", "joint view", "secure sum"], many),
-            f"**Calibration.** What is allowed for epsilon = {TARGET:g} at delta = {DELTA:g}: the largest sensitivity-to-norm ratio of\n"
-            "a projected vector, or (whatever m) the smallest noise multiplier.",
+            f"**Calibration.** What is allowed for epsilon = {TARGET:g} at delta = {DELTA:g}: the largest\n"
+            "sensitivity-to-norm ratio of a projected vector, or (whatever m) the smallest noise multiplier.",
             table(["m", "ratio, 1 round", f"ratio, {ROUNDS}", "noise, 1 round", f"noise, {ROUNDS}"], targets),
         ]
     )

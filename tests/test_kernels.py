@@ -5,10 +5,10 @@ import threading
 import numba
 import numpy as np
 import pytest
-from oracles import projection as oracle
 from scipy.linalg import hadamard
 
 from fedrp import kernels
+from oracles import projection as oracle
 
 random = np.random.default_rng(20240501)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -168,7 +169,9 @@ def test_a_projection_hides_nothing_from_those_who_may_know_the_matrix() -> None
 
 
 @pytest.mark.parametrize(
-    "event", [NonPrivate("in the clear"), Unsupported("never analysed"), ProjectedRelease(10), GaussianRelease(0)], ids=str
+    "event",
+    [NonPrivate("in the clear"), Unsupported("never analysed"), ProjectedRelease(10), GaussianRelease(0)],
+    ids=str,
 )
 def test_without_a_bound_there_is_no_number(event: object) -> None:
     statement = guarantee(event, 1e-5, Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE)  # type: ignore[arg-type]
@@ -195,7 +198,9 @@ def test_a_statement_names_adversary_neighbours_and_all_assumptions() -> None:
     assert assumptions.implied_assumptions(NothingReleased()) == ()
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "rounds", "rows"), [(1.0, 1e-5, 30, 1000), (0.1, 1e-6, 1, 1), (5.0, 1e-20, 4, 50)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rounds", "rows"), [(1.0, 1e-5, 30, 1000), (0.1, 1e-6, 1, 1), (5.0, 1e-20, 4, 50)]
+)
 def test_calibrate_inverts_the_composition(epsilon: float, delta: float, rounds: int, rows: int) -> None:
     allowed = calibrate(epsilon, delta, rounds, rows)
     spent = composed_projection_epsilon(rows, allowed.ratio, delta, rounds)
@@ -257,3 +262,26 @@ def test_a_report_without_loss_distribution_at_tiny_delta() -> None:
 def test_the_report_refuses_half_a_question(settings: dict) -> None:
     with pytest.raises(ConfigError):
         projection_report(10, delta=1e-5, **settings)
+
+
+def test_the_tables_of_the_documentation_are_what_the_code_computes() -> None:
+    """Three lines of each table; `python benchmarks/privacy_tables.py` writes all of them."""
+    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    tables = [part for part in text.split("<!-- tables: begin -->")[1].split("\n\n") if part.startswith("| m |")]
+    lines = [{cells[0]: cells[1:] for cells in map(_cells, table.splitlines()[2:])} for table in tables]
+    assert [list(table) for table in lines] == [["1", "10", "50", "100", "500", "1,000", "5,000", "10,000"]] * 3
+    for rows in (1, 1000, 10_000):
+        one, many, allowed = (table[f"{rows:,}"] for table in lines)
+        report = projection_report(rows, alpha=0.001, delta=1e-5, rounds=30)
+        assert one[:4] == _shown(report.paper_epsilon, report.exact_epsilon, report.renyi_epsilon, report.pld_epsilon)
+        assert one[4:] == _shown(exact_epsilon(rows, 0.01, 1e-5), exact_epsilon(rows, 0.0001, 1e-5))
+        assert many[:5] == _shown(*(report.composed[n] for n in ("basic", "advanced", "renyi", "pld_lower", "pld")))
+        assert allowed[1] == _shown(calibrate_ratio(1.0, 1e-5, 30, rows))[0]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _shown(*values: float | None) -> list[str]:
+    return [f"{value:.4g}" for value in values]

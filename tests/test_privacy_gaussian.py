@@ -28,7 +28,9 @@ def test_delta_matches_60_digit_arithmetic(vector: list) -> None:
 def test_full_participation_matches_dp_accounting(noise: float, rounds: int) -> None:
     expected = dp_accounting.get_epsilon_gaussian(noise / math.sqrt(rounds), 1e-5)
     assert gaussian_epsilon(noise, 1e-5, rounds) == pytest.approx(expected, rel=1e-6)
-    assert gaussian_epsilon(noise, 1e-5, rounds, 1.0, participation_hidden=True) == gaussian_epsilon(noise, 1e-5, rounds)
+    assert gaussian_epsilon(noise, 1e-5, rounds, 1.0, participation_hidden=True) == gaussian_epsilon(
+        noise, 1e-5, rounds
+    )
 
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.1, 30), (0.7, 0.5, 10), (4.0, 0.01, 1000)])

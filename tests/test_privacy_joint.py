@@ -20,7 +20,9 @@ from fedrp.privacy.joint_view import (
 from fedrp.privacy.projection_mechanism import exact_delta, exact_epsilon, highest_order, renyi_divergence
 
 
-@pytest.mark.parametrize(("level", "up", "down"), [(0.0, 0.3, 0.2), (1.5, 0.3, 0.2), (0.7, 4.0, 0.01), (3.0, 0.05, 0.4)])
+@pytest.mark.parametrize(
+    ("level", "up", "down"), [(0.0, 0.3, 0.2), (1.5, 0.3, 0.2), (0.7, 4.0, 0.01), (3.0, 0.05, 0.4)]
+)
 def test_two_rows_have_a_closed_form(level: float, up: float, down: float) -> None:
     """Chi-square with 2 degrees is exponential, so the difference of two is a Laplace-like law."""
     expected = math.exp(-level / (2 * up)) * up / (up + down) * 2 * up / (1 + 2 * up)

@@ -135,7 +135,9 @@ def test_one_round_of_the_loss_distribution_agrees_with_exact(rows: int, ratio: 
     assert answer.lower <= exact_epsilon(rows, ratio, delta) <= answer.upper
 
 
-@pytest.mark.parametrize(("rows", "ratio", "rounds"), [(1, 0.01, 30), (10, 0.3, 5), (1000, 0.001, 30), (100, 1e-4, 300)])
+@pytest.mark.parametrize(
+    ("rows", "ratio", "rounds"), [(1, 0.01, 30), (10, 0.3, 5), (1000, 0.001, 30), (100, 1e-4, 300)]
+)
 def test_composition_brackets_the_closed_form_of_equal_rounds(rows: int, ratio: float, rounds: int) -> None:
     """T rounds that all grow by the same ratio are one release of T m rows; mixed directions may cost a little more."""
     answer = bound("pld", Composed(ProjectedRelease(rows, ratio), rounds), 1e-5)

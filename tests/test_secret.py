@@ -52,7 +52,7 @@ def test_equality_is_between_keys_alone():
     assert SecretKey(RAW[::-1]) != KEY
     assert KEY != RAW
     assert RAW != KEY
-    assert KEY != RAW.hex()
+    assert RAW.hex() != KEY
     assert KEY.reveal() == RAW
 
 

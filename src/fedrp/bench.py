@@ -18,9 +18,9 @@ _SQUARE = 3000  # rows of the matrices whose product gives the machine's rate
 
 
 def projection_benchmark(
-    family: str, columns: int, rows: int, memory_bytes: int = DEFAULT_MEMORY, repeats: int = 3
+    family: str, columns: int, rows: int, memory_bytes: int = DEFAULT_MEMORY, repeats: int = 5
 ) -> dict[str, float]:
-    """Measure one family at one size. Times are the best of `repeats`, in seconds, after a first use.
+    """Measure one family at one size. Times are in seconds, the best of `repeats` after a first use.
 
     - `setup_seconds`: from the key to the operator; `forward_seconds`, `adjoint_seconds`: one vector
     - `copy_seconds`: one copy of the vector into existing memory; `forward_copies`, `adjoint_copies`: times over it
@@ -40,9 +40,8 @@ def projection_benchmark(
 
     copy = _best(lambda: np.copyto(result, vector), repeats)
     before = _peak_bytes(reset=True)
-    start = time.perf_counter()
+    setup = _best(lambda: make_projection(family, key, columns, rows, memory_bytes), repeats)
     projection = make_projection(family, key, columns, rows, memory_bytes)
-    setup = time.perf_counter() - start
     forward = _best(lambda: projection.forward(vector, projected), repeats)
     adjoint = _best(lambda: projection.adjoint(coefficients, result), repeats)
     extra = _peak_bytes() - before

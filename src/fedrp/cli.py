@@ -24,18 +24,25 @@ _CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
 _INTERRUPTED = 130
 
 
+class _StoppedError(FedRPError):
+    """Ctrl-C in the middle of a run."""
+
+    exit_code = _INTERRUPTED
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: a user's mistake is one line and an exit code, never a traceback."""
     try:
-        cli.main(args=arguments, standalone_mode=False)
+        cli.main(args=arguments, prog_name="fedrp", standalone_mode=False)
     except FedRPError as error:
         _fail(str(error), error.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         _fail("stopped", _INTERRUPTED)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("stopped; what is done is in the run folder, go on with --resume", _INTERRUPTED)
     except BrokenPipeError:
         os._exit(0)  # the reader of our output went away: nothing left to say
 
@@ -88,6 +95,9 @@ def _read(config: Path | None, given: dict[str, Any]) -> _Asked:
     if config is not None:
         settings |= read_toml(config, [*fields, "data_dir", "out", "algorithms"])
     settings |= {name: value for name, value in given.items() if value is not None}
+    for name in ("data_dir", "out", "algorithms"):
+        if not isinstance(settings[name], str | Path | None):
+            raise ConfigError(f"{name}={settings[name]!r} is not valid: expected text")
     data_dir, out = (Path(settings[name]) if settings[name] else None for name in ("data_dir", "out"))
     records = from_settings(RunConfig, settings), from_settings(Speed, settings)
     return _Asked(*records, data_dir, out, str(settings["algorithms"]))
@@ -109,7 +119,7 @@ def run(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     out = asked.out or _new_folder(f"{name}-{asked.config.dataset.split(':')[0]}")
     task = named_task(asked.config, asked.data_dir)
-    with _progress([name], asked.config.rounds) as on_round:
+    with _stoppable(out), _progress([name], asked.config.rounds) as on_round:
         result = simulate(asked.config, task, asked.speed, out, resume, functools.partial(on_round, name)).as_json()
     if as_json:
         print(json.dumps(result))
@@ -138,7 +148,7 @@ def compare(config: Path | None, as_json: bool, resume: bool, **given: Any) -> N
     _require_all_valid(configs, task)
     out = asked.out or _new_folder("compare")
     results = []
-    with _progress(names, asked.config.rounds) as on_round:
+    with _stoppable(out), _progress(names, asked.config.rounds) as on_round:
         for item in configs:
             folder = out / item.algorithm
             again = resume and folder.exists()
@@ -169,6 +179,15 @@ def _new_folder(name: str) -> Path:
     while (path := Path("runs") / f"{name}-{number}").exists():
         number += 1
     return path
+
+
+@contextmanager
+def _stoppable(out: Path) -> typing.Iterator[None]:
+    """Ctrl-C ends what is inside with a hint how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _StoppedError(f"stopped; what is done is kept, go on with --resume --out {out}") from None
 
 
 @contextmanager

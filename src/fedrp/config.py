@@ -20,6 +20,7 @@ WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 Record = TypeVar("Record")
+Value = TypeVar("Value")
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -47,7 +48,7 @@ class RunConfig:
     grad_clip: float = _setting(1.0, "largest norm of a local gradient; 0 for no limit")
     rho: float | None = _setting(None, "ADMM penalty; default by algorithm")
     dim: int = _setting(1000, "projection dimension m: how many numbers a client sends")
-    projection: str = _setting("gaussian", "projection family: gaussian, sign or hadamard")
+    projection: str | None = _setting(None, "projection family: gaussian, sign or hadamard; default by size")
     partition: str = _setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = _setting(1.0, "fraction of clients that take part in a round")
     sampling: str = _setting("fixed", "how participants are drawn: fixed (a set number) or poisson (each by a coin)")
@@ -120,6 +121,13 @@ class Speed:
 def _require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
         raise ConfigError(f"{name}={value} is not valid: expected {expected}")
+
+
+def settled(value: Value | None) -> Value:
+    """A setting whose default has been chosen, as it is in every resolved config."""
+    if value is None:
+        raise ConfigError("a setting has no value yet: resolve the config first (fedrp.simulate.resolved)")
+    return value
 
 
 def require_choice(name: str, value: str, choices: typing.Iterable[str]) -> None:

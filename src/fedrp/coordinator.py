@@ -18,7 +18,7 @@ from fedrp import wire
 from fedrp.aggregate import Vector
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Algorithm
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.interim import projection_tag
 from fedrp.rng import RunSeed
@@ -59,7 +59,7 @@ class Coordinator:
     @property
     def tag(self) -> int:
         """The projection's code on the wire."""
-        return projection_tag(self.config.projection) if self.algorithm.secret else 0
+        return projection_tag(settled(self.config.projection)) if self.algorithm.secret else 0
 
 
 class RoundReport(NamedTuple):
@@ -154,7 +154,7 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
         differing=server.differing - set(uploads) | differing,
         aggregates={**server.aggregates, round_: aggregate},
     )
-    if dealer in uploads:
+    if dealer in uploads or dealer in differing:  # a client whose model differs can still deal
         with contextlib.suppress(ProtocolError):  # envelopes that are none: `request_key` asks another client
             server = take_keys(server, {dealer: replies[dealer]})
     return _pruned(server), RoundReport(tuple(uploads), refused)

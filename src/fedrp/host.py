@@ -12,6 +12,7 @@ import resource
 import signal
 import traceback
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, Speed
-from fedrp.errors import ConfigError, FedRPError
+from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.evaluate import Correct, Score, score
 from fedrp.models import ModelFactory, Vector
 from fedrp.rng import RunSeed
@@ -166,7 +168,10 @@ class ClientHost:
         """Take up states written by `save`."""
         for group in self._setup.groups:
             path = _group_file(folder, group)
-            arrays, metadata = load_file(path), _metadata(path)
+            try:
+                arrays, metadata = load_file(path), _metadata(path)
+            except (OSError, SafetensorError) as error:
+                raise DataError(f"{path.name}: {error}") from None
             roster = tuple(bytes.fromhex(public) for public in json.loads(metadata["roster"]))
             for record in json.loads(metadata["silos"]):
                 fields = [arrays[name] for name in record["state"]]
@@ -184,8 +189,6 @@ def _group_file(folder: Path, group: int) -> Path:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
     with safe_open(path, framework="numpy") as file:
         return dict(file.metadata())
 
@@ -197,6 +200,9 @@ class Worker:
         context = torch.multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, setup), daemon=True)
+        resource_tracker.ensure_running()  # starting it later would undo the next line
+        # Ctrl-C reaches all processes of a terminal; it is for the main one, which then ends the others.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
         except (AttributeError, pickle.PicklingError, TypeError) as error:
@@ -204,6 +210,8 @@ class Worker:
                 f"the task cannot be sent to worker processes ({error}): "
                 "define model, loss and data at the top level of a module, or use workers=1"
             ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         other.close()
 
     def send(self, method: str, *arguments: object) -> None:
@@ -234,7 +242,6 @@ class Worker:
 
 def _serve(pipe: Connection, setup: HostSetup) -> None:
     """Answer calls until the other end goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which then ends this one
     set_threads(setup.speed)
     host: ClientHost | None = None
     while True:
@@ -290,7 +297,8 @@ class Hosts:
 
     def score(self, packets: Packets) -> dict[int, Score]:
         """Scores of clients' models, see `ClientHost.score`."""
-        return {c: s for part in self._each("score", packets) for c, s in part.items()}
+        scores = {c: s for part in self._each("score", packets) for c, s in part.items()}
+        return dict(sorted(scores.items()))  # a mean over them must not depend on who answered first
 
     def average(self, packets: Packets) -> Vector:
         """The average of all clients' final models; the same whatever the number of workers."""

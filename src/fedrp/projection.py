@@ -132,16 +132,20 @@ class GaussianProjection(Projection):
 
     def _generate(self, tile: FloatArray, row: int, column: int) -> None:
         """Fill a tile of whole units with A's entries from (row, column) on."""
-        kernels.run(self._generate_rows, tile.shape[0], tile.size, tile, row, column)
+        if tile.shape[1] == self._pitch:
+            tile = tile.reshape(1, -1)  # whole rows are one stretch of the stream
+        segments = -(-tile.shape[1] // _STREAM_WORDS)
+        first = row * self._pitch + column
+        kernels.run(self._generate_segments, len(tile) * segments, tile.size, tile, first, segments)
 
-    def _generate_rows(self, tile: FloatArray, row: int, column: int, start: int, stop: int) -> None:
+    def _generate_segments(self, tile: FloatArray, first: int, segments: int, start: int, stop: int) -> None:
         words = np.empty(min(tile.shape[1], _STREAM_WORDS), "<u4")
         scale = np.float32(1 / math.sqrt(self.rows))
-        for i in range(start, stop):
-            for j in range(0, tile.shape[1], words.size):
-                part = tile[i, j : j + words.size]
-                self._key.keystream_into(words[: part.size], 4 * ((row + i) * self._pitch + column + j))
-                kernels.normals(words[: part.size], scale, part)
+        for task in range(start, stop):
+            i, j = task // segments, task % segments * _STREAM_WORDS
+            part = tile[i, j : j + _STREAM_WORDS]
+            self._key.keystream_into(words[: part.size], 4 * (first + i * self._pitch + j))
+            kernels.normals(words[: part.size], scale, part)
 
 
 class SignProjection(Projection):

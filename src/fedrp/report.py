@@ -17,10 +17,12 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
     title = f"{first['dataset']}, {first['model']} ({first['parameters']:,} parameters), {first['clients']} clients"
     caption = "acc: test accuracy of the delivered model; avg: of the average of all clients'\n"
     caption += "models; bytes per client and round, as encoded, sealed round keys not counted"
-    table = Table(title=f"{title}, {first['rounds']} rounds", caption=caption, box=SIMPLE)
+    table = Table(
+        title=f"{title}, {first['rounds']} rounds", caption=caption, box=SIMPLE, padding=(0, 1), pad_edge=False
+    )
     table.title_justify = table.caption_justify = "left"
     table.add_column("algorithm", no_wrap=True)
-    for name in ("m", "acc %", "avg %", "sent B", "received B", "epsilon", "s"):
+    for name in ("m", "acc %", "avg %", "sent B", "recv B", "eps", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
@@ -38,7 +40,9 @@ def result_details(result: dict[str, Any]) -> list[str]:
     low, high = result["accuracy_client_min"], result["accuracy_client_max"]
     lines = [f"clients' own models: {low:.2f} to {high:.2f} %, mean {result['accuracy_client_mean']:.2f} %"]
     for item in result["privacy"]:
-        verdict = "no guarantee" if item["epsilon"] is None else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}"
+        verdict = (
+            "no guarantee" if item["epsilon"] is None else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}"
+        )
         lines.append(f"against {item['adversary']}: {verdict}" + (f" ({item['reason']})" if item["reason"] else ""))
     return lines
 

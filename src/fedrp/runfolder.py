@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import nn
 
@@ -44,13 +44,15 @@ class RunFolder:
         if known.exists():
             if not resume:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
-            _require_same(root, json.loads(known.read_text()), json.loads(to_json(config)))
+            _require_same(root, _read_json(known), json.loads(to_json(config)))
         else:
             try:
                 folder._checkpoints.mkdir(parents=True, exist_ok=True)
                 _write_atomically(known, to_json(config))
             except OSError as error:
                 raise ConfigError(f"cannot write to {root}: {error.strerror}") from None
+        if folder.checkpoint() is None:  # killed in the first round: it begins anew
+            folder._metrics_file.unlink(missing_ok=True)
         return folder
 
     def checkpoint(self) -> Path | None:
@@ -83,7 +85,9 @@ class RunFolder:
             hosts.load(checkpoint)
             lines = self._metrics_file.read_text().splitlines()[: server.round]
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            if len(records) < server.round:
+                raise DataError(f"{self._metrics_file.name} has {len(records)} lines")
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError) as error:
             raise DataError(f"the checkpoint {checkpoint} cannot be read ({error}): remove {self.root}") from None
         _write_atomically(self._metrics_file, "".join(line + "\n" for line in lines))
         return server, records
@@ -113,6 +117,13 @@ def _require_same(root: Path, known: dict[str, object], asked: dict[str, object]
     for name, value in asked.items():
         if known.get(name) != value:
             raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): remove {path.parent}") from None
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError
 from fedrp.interim import projection_tag
 from fedrp.models import ModelFactory, Vector, public_initial, secret_initial
@@ -73,7 +73,7 @@ class Workbench:
     @property
     def tag(self) -> int:
         """The projection's code on the wire."""
-        return projection_tag(self.config.projection) if self.algorithm.secret else 0
+        return projection_tag(settled(self.config.projection)) if self.algorithm.secret else 0
 
 
 def make_workbench(
@@ -85,7 +85,7 @@ def make_workbench(
 
     @functools.lru_cache(maxsize=2)
     def project(key: SecretKey) -> Projection:
-        return make_projection(config.projection, key, trainer.layout.size, config.dim, projection_memory)
+        return make_projection(settled(config.projection), key, trainer.layout.size, config.dim, projection_memory)
 
     @functools.lru_cache(maxsize=1)
     def initial(key: SecretKey | None) -> Vector:
@@ -114,9 +114,10 @@ def respond(
     answered = [round_ == silo.round and silo.reply != b"" for silo, round_ in zip(silos, rounds, strict=True)]
     training = [position for position, round_ in enumerate(rounds) if round_ is not None and not answered[position]]
     uploads: dict[int, Upload] = {}
-    if training:
-        chosen = [silos[p] for p in training], [sites[p] for p in training], [inboxes[p] for p in training]
-        uploads = dict(zip(training, _train(bench, *chosen), strict=True))
+    for round_ in {rounds[p] for p in training}:  # one, but where clients never talk and so count for themselves
+        together = [p for p in training if rounds[p] == round_]
+        chosen = [silos[p] for p in together], [sites[p] for p in together], [inboxes[p] for p in together]
+        uploads |= dict(zip(together, _train(bench, *chosen), strict=True))
     return [
         (silo, silo.reply) if answered[p] else _reply(bench, silo, sites[p], inboxes[p], uploads.get(p))
         for p, silo in enumerate(silos)
@@ -157,7 +158,7 @@ def _train(
     if rounds or round_ is None:
         raise ProtocolError("clients of one process were asked for different rounds")
     config = bench.config
-    sgd = LocalSGD(config.lr or 0.0, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
 
     def train(start: Stack, objective: Objective) -> Stack:
         indices = [silo.index for silo in silos]

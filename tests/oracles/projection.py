@@ -25,7 +25,17 @@ def sign(key, n, m):
 
 
 def mixed_sign(key, n, m):
-    return sign(key.derive("sign"), n, m) @ mixing(key.derive("mix"), n)
+    size = 1
+    while 4 * size <= min(n, 65536):
+        size *= 4
+    blocks = -(-n // size)
+    bits = key.derive("mix").keystream(-(-blocks // 8) * size).reshape(-1, size)
+    columns = sign(key.derive("sign"), n, m).T.copy()
+    for block in reversed(range(blocks)):  # A' = mixing' sign'
+        part = slice(min(block * size, n - size), min(block * size, n - size) + size)
+        signs = 1 - 2.0 * (bits[block // 8] >> (block % 8) & 1)
+        columns[part] = signs[:, None] * transform(columns[part])
+    return columns.T
 
 
 def sign_entries(key, n, m):
@@ -45,21 +55,6 @@ def sign_entries(key, n, m):
     for p, words in enumerate(key.derive("order").keystream(8 * width).view("<u8").reshape(pieces, m)):
         row_of[p, sorted(range(m), key=words.__getitem__)] = np.arange(m)
     return row_of[piece, place], 1 - 2.0 * negative
-
-
-def mixing(key, n):
-    """The orthogonal n x n matrix that `hadamard` applies first."""
-    size = 1
-    while 4 * size <= min(n, 65536):
-        size *= 4
-    blocks = -(-n // size)
-    bits = key.keystream(-(-blocks // 8) * size).reshape(-1, size)
-    result = np.eye(n)
-    for block in range(blocks):
-        part = slice(min(block * size, n - size), min(block * size, n - size) + size)
-        signs = 1 - 2.0 * (bits[block // 8] >> (block % 8) & 1)
-        result[part] = transform(signs[:, None] * result[part])
-    return result
 
 
 def normals(words):

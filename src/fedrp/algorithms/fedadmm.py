@@ -12,7 +12,7 @@ import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.training import Objective, Rows, Stack
 
 # Weak enough that ten local steps get somewhere, strong enough that clients agree (docs/results.md).
@@ -28,7 +28,7 @@ def _start(_config: RunConfig, initial: Vector) -> ClientState:
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
-    rho = np.float32(local.config.rho or DEFAULT_RHO)
+    rho = np.float32(settled(local.config.rho))
     consensus = [_consensus(client) for client in clients]
     duals = stacked(
         [client.state.carry + rho * (client.state.model - z) for client, z in zip(clients, consensus, strict=True)]

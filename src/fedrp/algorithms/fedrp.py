@@ -15,7 +15,7 @@ import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
-from fedrp.config import RunConfig, require_choice
+from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
 from fedrp.interim import norm_bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, NonPrivate, ProjectedRelease
@@ -28,17 +28,23 @@ STABLE = 2.0
 DEFAULT_SHARE = 0.25
 
 
-def require_projection(config: RunConfig, parameters: int) -> None:
-    """Refuse an unknown family and a dimension that the model does not have."""
-    require_choice("projection", config.projection, FAMILIES)
+# Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
+_GAUSSIAN_ENTRIES = 2**28
+
+
+def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with a projection family; refuses an unknown one and a dimension that the model does not have."""
     if config.dim > parameters:
         raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
+    family = config.projection or ("gaussian" if config.dim * parameters <= _GAUSSIAN_ENTRIES else "sign")
+    require_choice("projection", family, FAMILIES)
+    return dataclasses.replace(config, projection=family)
 
 
 def _resolve(config: RunConfig, parameters: int) -> RunConfig:
-    require_projection(config, parameters)
-    lr = config.lr or 0.0
-    curvature = lr * norm_bound(config.projection, parameters, config.dim) ** 2
+    config = resolve_projection(config, parameters)
+    lr = settled(config.lr)
+    curvature = lr * norm_bound(settled(config.projection), parameters, config.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
     if config.rho is None:
         return dataclasses.replace(config, rho=safe)
@@ -55,7 +61,7 @@ def _start(config: RunConfig, initial: Vector) -> ClientState:
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
-    rho = np.float32(local.config.rho or 0.0)
+    rho = np.float32(settled(local.config.rho))
     last = clients[0].history[-1]  # the round before: the same key and aggregate for everyone
     if last.key is None or local.key is None:
         raise ConfigError("FedRP needs round keys")

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedrp.aggregate import weighted_sum
 from fedrp.algorithms.base import Local, Participant, Vector
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, GaussianRelease, PoissonSampled, Unsupported
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
@@ -62,7 +62,7 @@ def extra_numbers(config: RunConfig) -> int:
 def current_clip(config: RunConfig, client: Participant) -> float:
     """The bound C of this round."""
     latest = client.history[-1].aggregate
-    return (config.clip or 0.0) if config.clip_quantile is None or latest is None else float(latest[-1])
+    return settled(config.clip) if config.clip_quantile is None or latest is None else float(latest[-1])
 
 
 def privatised(local: Local, client: Participant, update: Vector) -> Vector:
@@ -89,7 +89,7 @@ def averaged(config: RunConfig, previous: Vector | None, uploads: Sequence[Vecto
     expected = config.expected_participants
     mean = weighted_sum(uploads, [1.0 / expected] * len(uploads))
     if config.clip_quantile is not None:
-        clip = (config.clip or 0.0) if previous is None else float(previous[-1])
+        clip = settled(config.clip) if previous is None else float(previous[-1])
         below = min(1.0, max(0.0, float(mean[-1]) + 0.5))
         mean[-1] = clip * math.exp(-_CLIP_RATE * (below - config.clip_quantile))
     return mean
@@ -97,7 +97,7 @@ def averaged(config: RunConfig, previous: Vector | None, uploads: Sequence[Vecto
 
 def releases(config: RunConfig) -> list[Release]:
     """What the mechanism of this file gives away, to whom."""
-    noise = GaussianRelease(config.noise_multiplier or 0.0)
+    noise = GaussianRelease(settled(config.noise_multiplier))
     client = Adjacency.CLIENT_ADD_REMOVE
     clipped = (f"sensitivity enforced: every update is clipped to norm {config.clip:g}",)
     seen = Composed(PoissonSampled(noise, config.participation), config.rounds)
@@ -123,7 +123,7 @@ def _share(local: Local, deviation: float) -> float:
     """The noise that one client adds, so that the sum over the round has the given standard deviation at least."""
     if local.config.dp_noise == "local":
         return deviation
-    minimum = math.ceil(local.participants * (local.config.quorum or 1.0))
+    minimum = math.ceil(local.participants * settled(local.config.quorum))
     # A curious client knows the noise that it added itself: the others' must suffice.
     return noise_share(deviation, local.participants, minimum, colluding_clients=min(1, minimum - 1)).per_client
 
@@ -134,5 +134,5 @@ def _bit_noise(config: RunConfig) -> float:
 
 def _update_noise(config: RunConfig) -> float:
     """The multiplier on the update itself: larger than z where a part of the budget goes into adapting C."""
-    noise = config.noise_multiplier or 0.0
+    noise = settled(config.noise_multiplier)
     return noise if config.clip_quantile is None else update_noise_multiplier(noise, _bit_noise(config))

@@ -19,9 +19,9 @@ import numpy as np
 
 from fedrp.algorithms.base import NOTHING, Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
-from fedrp.algorithms.fedrp import require_projection
+from fedrp.algorithms.fedrp import resolve_projection
 from fedrp.algorithms.private import averaged, extra_numbers, privatised, releases, resolve_privacy
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError
 from fedrp.privacy.events import Adjacency, Adversary, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
@@ -39,7 +39,7 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> RunConfig:
-    require_projection(config, parameters)
+    config = resolve_projection(config, parameters)
     return resolve_privacy(config) if config.private else config
 
 
@@ -92,8 +92,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return projection.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    thetas = local.train(start, Objective(gradient, weights, step_size(config.lr or 0.0, projection.norm_bound)))
-    marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
+    thetas = local.train(start, Objective(gradient, weights, step_size(settled(config.lr), projection.norm_bound)))
+    marks = {id(state): fingerprint(settled(config.projection), key, state.model) for state in states}
     return [
         Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])
         for client, state, theta in zip(clients, states, thetas, strict=True)

@@ -1,0 +1,290 @@
+"""The command line: what it prints where, and one line for every mistake."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fedrp.algorithms import ALGORITHMS
+from fedrp.cli import main
+from fedrp.data import DATASETS
+from helpers import command, environment
+
+KEYS = re.findall(
+    r"\w+",
+    """algorithm dataset model clients rounds local_epochs parameters dim projection seed accuracy accuracy_client_mean
+    accuracy_client_min accuracy_client_max accuracy_average bytes_up bytes_down seconds seconds_per_round
+    images_per_second peak_rss_mb history epsilon delta""",
+)
+OPTIONS = re.findall(
+    r"[\w-]+",
+    """algorithm dataset model clients rounds local-epochs batch-size lr momentum rho dim projection partition
+    participation seed workers device data-dir out resume json""",
+)
+CONFIG, DATA, DIVERGED = 2, 3, 6
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
+    """The command line in this process, in an empty folder and without a data folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDRP_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def ask(*arguments: object) -> Answer:
+        code = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = stop.code
+        return Answer(code, *capsys.readouterr())
+
+    return ask
+
+
+@pytest.fixture
+def small(pictures: Path) -> list[object]:
+    """A run of a second."""
+    return [f"--dataset=npz:{pictures}", "--clients=3", "--rounds=2", "--dim=20", "--batch-size=16", "--workers=1"]
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--algorithm=fedagv"], CONFIG, "unknown algorithm 'fedagv', did you mean 'fedavg'"),
+        (["--dim=0"], CONFIG, "dim=0 is not valid"),
+        (["--dim=61707", "--algorithm=fedrp"], CONFIG, "dim=61707 is not valid: the model has 61706 parameters"),
+        (["--dim=99999", "--algorithm=fedrp-subspace"], CONFIG, "dim=99999 is not valid"),
+        (["--clients=10001"], DATA, "clients=10001 cannot share 10000 examples"),
+        (["--clients=0"], CONFIG, "clients=0"),
+        (["--rounds=-1"], CONFIG, "rounds=-1"),
+        (["--rounds=two"], CONFIG, "'two' is not a valid integer"),
+        (["--lr=nan"], CONFIG, "lr=nan"),
+        (["--momentum=1"], CONFIG, "momentum=1.0"),
+        (["--rho=1000", "--algorithm=fedrp"], CONFIG, "rho=1000 is not stable"),
+        (["--dataset=mnist"], DATA, "fedrp data fetch mnist"),
+        (["--dataset=cifar10", "--data-dir=/nowhere"], DATA, "/nowhere"),
+        (["--dataset=mnits"], CONFIG, "did you mean"),
+        (["--dataset=npz:/nowhere.npz"], DATA, "/nowhere.npz"),
+        (["--dataset=idx:/nowhere"], DATA, "/nowhere"),
+        (["--model=lenet"], CONFIG, "did you mean 'lenet5'"),
+        (["--projection=gauss", "--algorithm=fedrp"], CONFIG, "unknown projection 'gauss'"),
+        (["--partition=by-name"], CONFIG, "by-name"),
+        (["--partition=shards:9999"], DATA, "shards"),
+        (["--device=cuda:7"], CONFIG, "device 'cuda:7' is not available here"),
+        (["--device=toaster"], CONFIG, "device 'toaster' is not available here"),
+        (["--workers=0"], CONFIG, "workers=0"),
+        (["--participation=0"], CONFIG, "participation=0.0"),
+        (["--seed=-5"], CONFIG, "seed=-5"),
+        (["--resume"], CONFIG, "--resume needs --out"),
+        (["--out=/proc/nothing/here"], CONFIG, "cannot write to /proc/nothing/here"),
+        (["nowhere.toml"], CONFIG, "cannot read the config file nowhere.toml"),
+        (["."], CONFIG, "cannot read the config file"),
+        (["--no-such-option"], CONFIG, "--no-such-option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], code: int, told: str, ask: Ask) -> None:
+    answer = ask("run", *([] if "--workers=0" in arguments else ["--workers=1"]), *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert told in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.err.startswith("fedrp: ")
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("clinets = 3", "unknown key 'clinets', did you mean 'clients'"),
+        ("clients = ", "is not valid TOML"),
+        ('clients = "many"', "clients='many' is not valid: expected int"),
+        ("clients = true", "clients=True"),
+        ("out = 5", "out=5 is not valid"),
+        ("data_dir = [1]", "data_dir=[1] is not valid"),
+        ("[run]\nclients = 3", "unknown key 'run'"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_line(text: str, told: str, ask: Ask) -> None:
+    Path("config.toml").write_text(text)
+    answer = ask("run", "config.toml")
+    assert (answer.code, answer.out) == (CONFIG, "")
+    assert told in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_an_unreadable_config_file_is_one_line(ask: Ask) -> None:
+    Path("config.toml").write_bytes(b"\xff\xfe\x00")
+    answer = ask("run", "config.toml")
+    assert answer.code == CONFIG
+    assert answer.err == "fedrp: cannot read the config file config.toml: it is not UTF-8 text\n"
+
+
+@pytest.mark.parametrize("part", ["x_train", "y_test"])
+def test_a_damaged_data_file_is_one_line_that_names_it(
+    part: str, ask: Ask, pictures: Path, small: list[object]
+) -> None:
+    with np.load(pictures) as arrays:
+        np.savez("damaged.npz", **{name: array for name, array in arrays.items() if name != part})
+    answer = ask("run", *small, "--dataset=npz:damaged.npz")
+    assert (answer.code, answer.err.count("\n")) == (DATA, 1)
+    assert "damaged.npz" in answer.err
+
+
+def test_divergence_has_its_own_exit_code(ask: Ask, small: list[object]) -> None:
+    answer = ask("run", *small, "--algorithm=fedavg", "--lr=1e38", "--out=run", "--grad-clip=0")
+    assert answer.code == DIVERGED
+    assert answer.err.splitlines()[-1].startswith("fedrp: training diverged: client 0")
+
+
+def test_a_mistake_as_a_user_meets_it() -> None:
+    """The one case in a process of its own, to show that nothing else is printed."""
+    done = subprocess.run(command("run", "--algorithm=nope"), capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout) == (CONFIG, "")
+    assert re.fullmatch(r"fedrp: unknown algorithm 'nope'; known: [^\n]*\n", done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"]])
+def test_without_a_command_the_help_is_shown_as_it_is(arguments: list[str], ask: Ask) -> None:
+    answer = ask(*arguments)
+    assert "Commands:\n" in answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["compare", "-h"], ["data", "fetch", "-h"], ["--version"]]
+)
+def test_help_and_version(arguments: list[str], ask: Ask) -> None:
+    answer = ask(*arguments)
+    assert (answer.code, answer.err) == (0, "")
+    assert "fedrp" in answer.out or "Usage" in answer.out
+
+
+# --- run -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_of_the_issue_is_an_option(ask: Ask) -> None:
+    shown = ask("run", "--help").out
+    assert all(f"--{option}" in shown for option in OPTIONS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_json_is_one_object_on_stdout_with_all_keys(name: str, ask: Ask, small: list[object]) -> None:
+    answer = ask("run", *small, f"--algorithm={name}", "--json", "--out=run")
+    assert answer.code == 0
+    assert answer.out.count("\n") == 1
+    result = json.loads(answer.out)
+    assert set(KEYS) <= set(result)
+    assert result["algorithm"] == name
+    assert result["parameters"] == 61_111  # LeNet-5 with three outputs instead of ten
+    assert [line["round"] for line in result["history"]] == [1, 2]
+    assert all(0 <= result[key] <= 100 for key in KEYS if key.startswith("accuracy"))
+    assert result["accuracy_client_min"] <= result["accuracy_client_mean"] <= result["accuracy_client_max"]
+    assert (result["dim"], result["projection"]) == ((20, "gaussian") if ALGORITHMS[name].secret else (None, None))
+    assert all(result[key] > 0 for key in ("seconds", "seconds_per_round", "images_per_second", "peak_rss_mb"))
+    assert (result["bytes_up"] > 0) == ALGORITHMS[name].exchanges
+    assert (result["epsilon"] is not None) == (name == "fedavg-dp")
+    assert [line.split(":")[0] for line in answer.err.splitlines()] == [f"{name} round {i}/2" for i in (1, 2)]
+
+
+def test_bytes_of_the_published_settings(ask: Ask, small: list[object], pictures: Path) -> None:
+    """FedRP with m = 1,000 sends at most 4,100 bytes a round, FedAvg with LeNet-5 at most 247,000."""
+    for name, limit in [("fedrp", 4_100), ("fedavg", 247_000)]:
+        answer = ask("run", *small, f"--algorithm={name}", "--dim=1000", "--rounds=1", "--json", f"--out={name}")
+        result = json.loads(answer.out)
+        ten_classes = 61_706 - result["parameters"]
+        assert result["bytes_up"] + (4 * ten_classes if name == "fedavg" else 0) <= limit
+
+
+def test_without_json_a_table_is_shown_and_the_folder_named(ask: Ask, small: list[object]) -> None:
+    answer = ask("run", *small, "--algorithm=fedavg")
+    assert answer.code == 0
+    assert "fedavg" in answer.out
+    folder = Path(re.search(r"run folder: (\S+)", answer.out).group(1))
+    assert (folder / "result.json").is_file()
+    again = ask("run", *small, "--algorithm=fedavg")
+    assert f"run folder: {folder}\n" not in again.out  # a new run gets a new folder
+
+
+def test_an_option_wins_over_the_config_file(ask: Ask, small: list[object], pictures: Path) -> None:
+    Path("config.toml").write_text(
+        f'algorithm = "fwc"\ndataset = "npz:{pictures}"\nclients = 2\nrounds = 2\nworkers = 1\nout = "here"'
+    )
+    result = json.loads(ask("run", "config.toml", "--clients=3", "--json").out)
+    assert (result["algorithm"], result["clients"], result["rounds"]) == ("fwc", 3, 2)
+    assert Path("here/result.json").is_file()
+
+
+def test_resume_goes_on_and_an_existing_folder_is_refused(ask: Ask, small: list[object]) -> None:
+    assert ask("run", *small, "--out=run").code == 0
+    answer = ask("run", *small, "--out=run")
+    assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
+    assert "run already holds a run: add --resume" in answer.err
+    answer = ask("run", *small, "--out=run", "--resume", "--seed=3")
+    assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
+    assert "was started with seed=0, not 3" in answer.err
+    assert ask("run", *small, "--out=run", "--resume").code == 0
+
+
+# --- compare and the lists -----------------------------------------------------------------------------------------
+
+
+def test_compare_writes_a_table_and_a_plot(ask: Ask, small: list[object]) -> None:
+    answer = ask("compare", *small, "--algorithms=fedavg,fwc", "--out=both")
+    assert answer.code == 0
+    assert re.search(r"fedavg .*\n(.*\n)*?.*fwc ", answer.out)
+    assert Path("both/accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert "plot: both/accuracy.png" in answer.out
+    for name in ("fedavg", "fwc"):
+        assert (Path("both") / name / "result.json").is_file()
+
+
+def test_compare_uses_the_same_split_and_can_be_resumed(ask: Ask, small: list[object]) -> None:
+    first = json.loads(ask("compare", *small, "--algorithms=fedavg,fwc", "--out=both", "--json").out)
+    again = json.loads(ask("compare", *small, "--algorithms=fedavg,fwc", "--out=both", "--json", "--resume").out)
+    alone = json.loads(ask("run", *small, "--algorithm=fwc", "--out=alone", "--json").out)
+    assert [run["algorithm"] for run in first["runs"]] == ["fedavg", "fwc"]
+    assert [run["accuracy"] for run in again["runs"]] == [run["accuracy"] for run in first["runs"]]
+    assert alone["accuracy"] == first["runs"][1]["accuracy"]
+
+
+@pytest.mark.parametrize("names", ["", "fedavg,fedavg", "fedavg,nope"])
+def test_compare_finds_mistakes_before_it_runs(names: str, ask: Ask, small: list[object]) -> None:
+    answer = ask("compare", *small, f"--algorithms={names}", "--out=both")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
+    assert not Path("both").exists()
+
+
+def test_data_list(ask: Ask) -> None:
+    answer = ask("data", "list")
+    assert answer.code == 0
+    rows = {line.split()[0]: line.split()[1] for line in answer.out.splitlines()}
+    assert set(rows) == set(DATASETS)
+    assert rows.pop("mnist-mini") == "present"
+    assert set(rows.values()) == {"missing"}
+
+
+def test_algorithms_are_listed(ask: Ask) -> None:
+    names = [line.split()[0] for line in ask("algorithms").out.splitlines()]
+    assert names == list(ALGORITHMS)
+
+
+def test_fetching_an_unknown_data_set_is_one_line(ask: Ask) -> None:
+    answer = ask("data", "fetch", "mnits")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)

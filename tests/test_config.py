@@ -1,0 +1,134 @@
+"""Settings: what is valid, where they come from, and how mistakes are told."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_choice, to_json
+from fedrp.errors import ConfigError
+
+FIELDS = [field.name for field in dataclasses.fields(RunConfig)]
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *[(name, (0, -1)) for name in ("clients", "rounds", "local_epochs", "batch_size", "dim")],
+        *[(name, (0.0, -0.1, NAN, INF)) for name in ("lr", "rho", "clip", "dp_epsilon")],
+        ("momentum", (-0.1, 1.0, NAN)),
+        ("grad_clip", (-1.0, NAN, INF)),
+        ("participation", (0.0, -0.5, 1.01, NAN)),
+        ("dropout", (-0.1, 1.0, NAN)),
+        ("quorum", (0.0, 1.5)),
+        ("noise_multiplier", (-1.0, NAN, INF)),
+        ("dp_delta", (0.0, 1.0, NAN)),
+        ("seed", (-1, 2**63)),
+        ("weighting", ("by-size",)),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name_and_value(name: str, values: tuple[object, ...]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=name) as caught:
+            RunConfig(**{name: value})
+        assert str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("workers", 0), ("threads", -1), ("projection_memory", -1)])
+def test_speed_is_checked_too(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value}"):
+        Speed(**{name: value})
+
+
+def test_noise_is_given_in_one_way_only() -> None:
+    with pytest.raises(ConfigError, match="not both"):
+        RunConfig(noise_multiplier=1.0, dp_epsilon=1.0)
+
+
+def test_a_config_survives_json() -> None:
+    config = RunConfig(algorithm="fedadmm", lr=0.1, rho=0.25, seed=7)
+    assert RunConfig(**json.loads(to_json(config))) == config
+
+
+def test_every_setting_explains_itself() -> None:
+    for record in (RunConfig, Speed):
+        for field in dataclasses.fields(record):
+            assert len(field.metadata["help"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [("fedagv", "did you mean 'fedavg'"), ("xyz", "unknown algorithm 'xyz'; known: fedavg, fwc")],
+)
+def test_an_unknown_name_gets_a_suggestion_or_the_list(asked: str, answer: str) -> None:
+    require_choice("algorithm", "fwc", ["fedavg", "fwc"])
+    with pytest.raises(ConfigError, match=answer):
+        require_choice("algorithm", asked, ["fedavg", "fwc"])
+
+
+# --- TOML ----------------------------------------------------------------------------------------------------------
+
+
+def toml(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_keys_may_be_written_with_either_dash(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'local-epochs = 3\nbatch_size = 5\nalgorithm = "fwc"')
+    assert from_settings(RunConfig, read_toml(path, FIELDS)) == RunConfig(local_epochs=3, batch_size=5, algorithm="fwc")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("clinets", "clients"), ("local-epoch", "local_epochs"), ("momentun", "momentum")]
+)
+def test_an_unknown_key_is_an_error_with_a_suggestion(key: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"unknown key '{key}', did you mean '{meant}'"):
+        read_toml(toml(tmp_path, f"{key} = 3"), FIELDS)
+
+
+def test_a_key_like_no_other_is_an_error_without_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'zzz'$"):
+        read_toml(toml(tmp_path, "zzz = 3"), FIELDS)
+
+
+@pytest.mark.parametrize("text", ["clients = ", "[", "clients = 3\nclients = 4", b"\xff\xfe", "= 1"])
+def test_what_is_not_toml_is_refused(text: str | bytes, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        read_toml(toml(tmp_path, text), FIELDS)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot read the config file"):
+            read_toml(path, FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("clients", "ten", "int"),
+        ("clients", 2.5, "int"),
+        ("clients", True, "int"),
+        ("lr", "0.1", "float"),
+        ("lr", False, "float"),
+        ("algorithm", 3, "str"),
+        ("rounds", [1], "int"),
+        ("rounds", {"a": 1}, "int"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused(name: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}=.* expected {expected}"):
+        from_settings(RunConfig, {name: value})
+
+
+@given(st.integers(1, 1000))
+def test_a_whole_number_will_do_where_any_is_meant(value: int) -> None:
+    lr = from_settings(RunConfig, {"lr": value}).lr
+    assert lr == value
+    assert isinstance(lr, float)
