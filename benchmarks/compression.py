@@ -9,10 +9,11 @@ counted on top, as `fedrp run` does. Values are float32 and nothing is entropy-c
 
     topk           the largest entries of update plus memory; what is left is remembered (Stich et al. 2018)
     randomk        the same with entries that the public seed draws, so no positions are sent, either way
-    qsgd:LEVELS    stochastic rounding at a fixed rate (Alistarh et al. 2017, section 5): 1 (default) is ternary, the
-                   least it can do, 7 is 4 bits; takes what it takes, whatever the budget
-    qsgd-sparse    stochastic rounding sent without its zeros (section 3), as fine as the budget has room for
-    sketch:ROWS:KEPT:MOMENTUM   a count-sketch with momentum and error on the server (FetchSGD, Rothchild et al. 2020)
+    qsgd:LEVELS    stochastic rounding (Alistarh et al. 2017) at a fixed rate: 1 (default) is ternary, the least it can
+                   do, 7 is 4 bits; takes what it takes, whatever the budget
+    qsgd-sparse    stochastic rounding sent without its zeros, with as many levels as the budget has room for
+    sketch:ROWS:KEPT:MOMENTUM   a count-sketch with momentum and error on the server (FetchSGD, Rothchild et al. 2020);
+                   KEPT entries make a step, 0: as many as fit the budget on the way back
     fedavg         the model itself
 """
 
@@ -187,7 +188,7 @@ def random_k(size: int, budget: int, seed: RunSeed) -> Method:
 
 
 def qsgd(size: int, _budget: int, seed: RunSeed, levels: int = 1) -> Method:
-    """Multiples of 1/levels of the largest number in each bucket, which is what the paper's experiments use."""
+    """Multiples of 1/levels of the largest number in each bucket, as in the paper's experiments."""
     buckets, base = -(-size // BUCKET), 2 * levels + 1
 
     def encode(update: Vector, memory: Vector, round_: int, client: int) -> tuple[bytes, Vector]:
@@ -205,7 +206,7 @@ def qsgd(size: int, _budget: int, seed: RunSeed, levels: int = 1) -> Method:
 
 
 def qsgd_sparse(size: int, budget: int, seed: RunSeed) -> Method:
-    """Multiples of norm/levels: norm, levels, and a code for each that is not zero (levels sqrt(n) are expected)."""
+    """Multiples of norm/levels: both, and a code for each that is not zero (at most levels sqrt(n) on average)."""
     header, most_levels = 5, 255
 
     def encode(update: Vector, memory: Vector, round_: int, client: int) -> tuple[bytes, Vector]:
@@ -214,14 +215,14 @@ def qsgd_sparse(size: int, budget: int, seed: RunSeed) -> Method:
 
         def length(levels: int) -> int:
             expected = float(np.minimum(1, levels * np.abs(parts)).sum())
-            return header + 8 * math.ceil((expected + 6 * math.sqrt(expected)) / per_word(size * (2 * levels + 1)))
+            return header + 8 * math.ceil((expected + 4 * math.sqrt(expected)) / per_word(size * (2 * levels + 1)))
 
         rng = seed.generator("qsgd", round_, client)
         for levels in range(bisect.bisect(range(1, most_levels + 1), budget, key=length), 0, -1):
             steps = rounded(levels * parts, rng)
             positions, base = np.flatnonzero(steps), 2 * levels + 1
             payload = norm.tobytes() + bytes([levels]) + pack(steps[positions] % base * size + positions, size * base)
-            if len(payload) <= budget:  # at once, but for one draw in a billion
+            if len(payload) <= budget:  # at once, but for one draw in 30,000
                 return payload, memory
         raise ConfigError(f"budget={budget} is too small for qsgd-sparse: allow more bytes")
 
@@ -236,9 +237,10 @@ def qsgd_sparse(size: int, budget: int, seed: RunSeed) -> Method:
     return Method(size, encode, decode)
 
 
-def sketch(size: int, budget: int, seed: RunSeed, rows: int = 5, kept: int = 20, momentum: float = 0.9) -> Method:
+def sketch(size: int, budget: int, seed: RunSeed, rows: int = 5, kept: int = 0, momentum: float = 0.9) -> Method:
     """FetchSGD. As in its authors' code, cells that a step was read from are cleared from momentum and error."""
     columns = _fitting(budget // (4 * rows), size, budget)
+    count = min(kept or entries(budget, size), size)
     signs = seed.generator("sketch-signs").choice(np.array([-1, 1], np.float32), (rows, size))
     cells = seed.generator("sketch-cells").integers(columns, size=(rows, size)) + columns * np.arange(rows)[:, None]
 
@@ -252,14 +254,19 @@ def sketch(size: int, budget: int, seed: RunSeed, rows: int = 5, kept: int = 20,
         velocity, error = np.broadcast_to(memory, (2, rows * columns))
         velocity = np.float32(momentum) * velocity + mean
         error = error + velocity
-        found = largest(np.median(signs * error[cells], axis=0), min(kept, size))
+        found = largest(np.median(signs * error[cells], axis=0), count)
         return found, np.stack([velocity, error]) * (sketched(found) == 0)
 
     return Method(size, encode, _floats, step)
 
 
 METHODS: dict[str, Callable[..., Method]] = {
-    **{"topk": top_k, "randomk": random_k, "qsgd": qsgd, "qsgd-sparse": qsgd_sparse, "sketch": sketch, "fedavg": fedavg}
+    "topk": top_k,
+    "randomk": random_k,
+    "qsgd": qsgd,
+    "qsgd-sparse": qsgd_sparse,
+    "sketch": sketch,
+    "fedavg": fedavg,
 }
 
 

@@ -57,11 +57,11 @@ def tables() -> str:
     targets = [(m, one.ratio, many.ratio, one.noise_multiplier, many.noise_multiplier) for m, one, many in allowed]
     return "\n\n".join(
         [
-            f"**One round.** Epsilon by view and bound; alpha = {RATIO}, delta = {DELTA:g}. Joint view: distance to the\n"
-            f"others' span {DISTANCE} of the norm floor. Secure sum: {CLIENTS} clients whose vectors point the same way.",
+            f"**One round.** Epsilon by view and bound; alpha = {RATIO}, delta = {DELTA:g}. Joint view: distance to\n"
+            f"the others' span {DISTANCE} of the norm floor. Secure sum: {CLIENTS} clients of one direction.",
             table(["m", "paper", "exact", "Renyi", "PLD", "joint view", "secure sum"], one),
-            f"**{ROUNDS} rounds.** The same, composed. Joint view and secure sum are by the tightest bound and rest on the\n"
-            "assumption about the other clients of sections 3 and 4.",
+            f"**{ROUNDS} rounds.** The same, composed. Joint view and secure sum are by the tightest bound and rest\n"
+            "on the assumption about the other clients of sections 3 and 4.",
             table(["m", "basic", "advanced", "Renyi", "PLD lower", "PLD", "joint view", "secure sum"], many),
             f"**Calibration.** What is allowed for epsilon = {TARGET:g} at delta = {DELTA:g}: the largest\n"
             "sensitivity-to-norm ratio of a projected vector, or (whatever m) the smallest noise multiplier.",

@@ -37,9 +37,7 @@ class Experiment(NamedTuple):
 
 
 def _subspace(dims: Iterable[int], family: str = "sign") -> dict[str, str]:
-    return {
-        f"fedrp-subspace-{m}": f"--algorithm fedrp-subspace --projection {family} --dim {m}" for m in dims
-    }
+    return {f"fedrp-subspace-{m}": f"--algorithm fedrp-subspace --projection {family} --dim {m}" for m in dims}
 
 
 MNIST = "--dataset mnist --clients 100 --rounds 30"
@@ -83,6 +81,7 @@ class Run(NamedTuple):
 
     @property
     def options(self) -> str:
+        """All options of the run."""
         experiment = EXPERIMENTS[self.experiment]
         return f"{experiment.base} {experiment.runs[self.name]} --seed {self.seed}"
 
@@ -92,6 +91,7 @@ class Run(NamedTuple):
         return KEPT / (re.sub(r"[^a-z0-9.]+", "_", self.options.replace("--", "").lower()).strip("_") + ".json")
 
     def result(self) -> dict[str, Any] | None:
+        """What was kept of it, if it was run."""
         return json.loads(self.path.read_text()) if self.path.exists() else None
 
 
@@ -110,9 +110,8 @@ def perform(run: Run) -> None:
     if done.returncode:
         raise SystemExit(f"failed: {' '.join(command)}")
     result = json.loads(done.stdout)
-    result["history"] = [
-        {key: record[key] for key in ("round", "accuracy", "accuracy_average", "seconds")} for record in result["history"]
-    ]
+    kept = ("round", "accuracy", "accuracy_average", "seconds")
+    result["history"] = [{key: record[key] for key in kept} for record in result["history"]]
     origin = {
         "command": f"fedrp run {run.options}",
         "commit": commit,
@@ -133,7 +132,7 @@ def table(name: str) -> str:
     lines = [
         f"**{experiment.title}.** Every line: `fedrp run {experiment.base} ...` with the options shown.",
         "",
-        "| options | seeds | accuracy % | average of clients' models % | clients min..max | sent B | received B | s/round |",
+        "| options | seeds | accuracy % | average model % | clients min..max | sent B | received B | s/round |",
         "|---|---|---|---|---|---|---|---|",
     ]
     commits = set()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp import RunConfig, Task, coordinator
+from fedrp import RunConfig, Task, coordinator, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.host import SimulatedEntropy
 from fedrp.models import layout_of
@@ -156,6 +157,26 @@ def command(*arguments: object) -> list[str]:
 def environment() -> dict[str, str]:
     """One thread per process: the tests share their machine."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+SHORT = tiny_config("fedrp", rounds=2)
+
+
+def run_and_die(operation: int, out: Path) -> None:
+    """A short run that kills its process at its n-th change to the run folder."""
+    left = operation
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        changes = event in {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+        writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
+        if (changes or writes) and str(out) in str(arguments[0]):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    simulate(SHORT, tiny_task(), out=out, resume=True)
 
 
 def windows(data: bytes, size: int = 16) -> set[bytes]:

@@ -48,7 +48,7 @@ def twin_models(twin: ModuleType, config: RunConfig, resolved: RunConfig) -> lis
     keys = round_keys(config)
     initial = secret_initial(TinyNet, keys[0]).astype(np.float64)
     units = np.eye(config.dim, dtype=np.float32)
-    projections = [make_projection(config.projection, key, initial.size, config.dim) for key in keys]
+    projections = [make_projection(resolved.projection, key, initial.size, config.dim) for key in keys]
     matrices = [projection.adjoint(units).astype(np.float64) for projection in projections]
     parts = split_among_clients(tiny_task(), config)
     batches = [

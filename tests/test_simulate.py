@@ -25,7 +25,7 @@ from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
 from fedrp.simulate import evaluate
-from helpers import TinyNet, blobs, command, environment, round_keys, tiny_config, tiny_task
+from helpers import SHORT, TinyNet, blobs, command, environment, round_keys, run_and_die, tiny_config, tiny_task
 
 # Four groups of clients, so that three workers have unequal shares.
 CROWD = tiny_config("fedrp", clients=60, rounds=2, participation=0.9)
@@ -51,10 +51,9 @@ def test_two_runs_agree_to_the_bit_and_another_seed_does_not(name: str, task: Ta
     assert first.model.tobytes() != other.model.tobytes()
 
 
-def test_the_number_of_workers_changes_nothing() -> None:
-    alone = simulate(CROWD, crowd())
-    for workers in (2, 3):
-        assert outcome(simulate(CROWD, crowd(), Speed(workers=workers))) == outcome(alone)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_workers_changes_nothing(workers: int) -> None:
+    assert outcome(simulate(CROWD, crowd(), Speed(workers=workers))) == outcome(simulate(CROWD, crowd()))
 
 
 def test_the_state_of_the_global_generators_changes_nothing(task: Task) -> None:
@@ -296,9 +295,6 @@ def test_stopped_after_any_round_a_run_resumes_to_the_same_end(name: str, task: 
         assert outcome(simulate(config, task, out=tmp_path / str(last), resume=True)) == outcome(undisturbed)
 
 
-SHORT = tiny_config("fedrp", rounds=2)
-
-
 def killed_at(operation: int, out: Path) -> bool:
     """Run in another process that kills itself at its n-th change to the file system; False if it came to its end."""
     server = torch.multiprocessing.get_context("forkserver")
@@ -307,22 +303,6 @@ def killed_at(operation: int, out: Path) -> bool:
     process.join(60)
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
-
-
-def run_and_die(operation: int, out: Path) -> None:
-    left = operation
-
-    def watch(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal left
-        changes = event in {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}
-        writes = event == "open" and isinstance(arguments[1], str) and arguments[1][0] in "wax"
-        if (changes or writes) and str(out) in str(arguments[0]):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
-    simulate(SHORT, tiny_task(), out=out, resume=True)
 
 
 def test_killed_at_any_change_to_its_folder_a_run_resumes_to_the_same_end(task: Task, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError, QuorumError, WireError
-from fedrp.interim import projection_tag
+from fedrp.projection import projection_tag
 from fedrp.rng import RunSeed
 from fedrp.sealing import ENVELOPE_BYTES, PUBLIC_KEY_BYTES, split
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload

@@ -17,9 +17,8 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError
-from fedrp.interim import projection_tag
 from fedrp.models import ModelFactory, Vector, public_initial, secret_initial
-from fedrp.projection import Projection, make_projection
+from fedrp.projection import Projection, make_projection, projection_tag
 from fedrp.rng import RunSeed
 from fedrp.sealing import PUBLIC_KEY_BYTES, Entropy, Identity, binding, seal_to_all, split
 from fedrp.secret import SecretKey

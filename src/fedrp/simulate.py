@@ -86,7 +86,7 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
 def require_device(name: str) -> None:
     """Refuse a device that torch does not have here."""
     try:
-        torch.zeros(1, device=torch.device(name))
+        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
 

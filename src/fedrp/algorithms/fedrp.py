@@ -17,10 +17,9 @@ from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Up
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.interim import norm_bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, NonPrivate, ProjectedRelease
 from fedrp.privacy.ledger import Release
-from fedrp.projection import FAMILIES
+from fedrp.projection import FAMILIES, norm_bound
 from fedrp.training import Objective, Rows, Stack
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.

@@ -67,7 +67,6 @@ def gaussian_epsilon(
     return _visible_epsilon(z, delta, rounds, rate)
 
 
-@lru_cache(maxsize=256)
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, rounds: int, sampling_rate: float = 1.0, *, participation_hidden: bool = False
 ) -> float:
@@ -77,21 +76,23 @@ def calibrate_noise_multiplier(
     Edge case: where nothing is ever released (no rounds, rate 0) it is 0.
     """
     epsilon = _checks.number("epsilon", epsilon, above=0)
-
-    def excess(log_z: float) -> float:
-        spent = gaussian_epsilon(
-            math.exp(log_z), delta, rounds, sampling_rate, participation_hidden=participation_hidden
-        )
-        return math.log(max(spent, 1e-300) / epsilon)
-
     if gaussian_epsilon(0.0, delta, rounds, sampling_rate) == 0:
         return 0.0
+    return _calibrated(epsilon, float(delta), int(rounds), float(sampling_rate), participation_hidden)
+
+
+@lru_cache(maxsize=256)
+def _calibrated(epsilon: float, delta: float, rounds: int, rate: float, hidden: bool) -> float:
+    def excess(log_z: float) -> float:
+        spent = gaussian_epsilon(math.exp(log_z), delta, rounds, rate, participation_hidden=hidden)
+        return math.log(max(spent, 1e-300) / epsilon)
+
     low = high = 0.0
     while excess(high) > 0:
         high += 1.0
     while excess(low) <= 0:
         low -= 1.0
-    tolerance = 5e-4 if participation_hidden and sampling_rate < 1 else 1e-10  # a PLD costs 0.1 s, a formula nothing
+    tolerance = 5e-4 if hidden and rate < 1 else 1e-10  # a PLD costs 0.1 s, a formula nothing
     root = float(brentq(excess, low, high, xtol=tolerance))
     while excess(root) > 0:
         root += tolerance / 2

@@ -27,7 +27,7 @@ def joint_delta(epsilon: float, rows: int, ratio: float) -> float:
     """The hockey-stick divergence of the joint view at e^epsilon, the largest over all directions of the change.
 
     Guarantees: never below `exact_delta(epsilon, rows, ratio)`, which the change straight away from the others' span
-    attains; equal to it but for a ratio above 1 and a delta above 0.4, where a change inside the span tells more.
+    attains; equal to it but for a ratio above 1 and a delta above 0.45, where a change inside the span tells more.
     """
     straight = exact_delta(epsilon, rows, ratio)
     if ratio == 0:

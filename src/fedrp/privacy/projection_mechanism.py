@@ -63,7 +63,7 @@ def exact_delta(epsilon: float, rows: int, ratio: float) -> float:
 def exact_epsilon(rows: int, ratio: float, delta: float) -> float:
     """The smallest epsilon for which one projected release is (epsilon, delta)-private: the inverse of `exact_delta`.
 
-    Guarantees: relative error about 1e-10 for rows up to 1e9 and epsilon up to 1e6. Edge case: 0 where the total
+    Guarantees: relative error below 1e-9 for rows up to 1e6 and delta down to 1e-30. Edge case: 0 where the total
     variation distance is already at most delta.
     """
     rows, ratio, delta = _checked(rows, ratio, delta)
