@@ -107,6 +107,11 @@ def test_the_renyi_formulas_of_the_joint_view_are_those_of_two_gaussians() -> No
     log_integral = 0.5 * (np.linalg.slogdet(mixed)[1] - order * np.linalg.slogdet(covariance)[1])
     room = order - (order - 1) * (kappa**2 + order * inside**2)
     assert log_integral / (order - 1) == pytest.approx(-math.log(kappa) - math.log(room) / (2 * (order - 1)))
+    mixed = np.linalg.inv(order * np.eye(2) + (1 - order) * np.linalg.inv(covariance))
+    log_integral = 0.5 * (np.linalg.slogdet(mixed)[1] - (1 - order) * np.linalg.slogdet(covariance)[1])
+    room = order * kappa**2 - (order - 1) * (1 + order * inside**2)
+    backward = (2 * order * math.log(kappa) - math.log(room)) / (2 * (order - 1))
+    assert log_integral / (order - 1) == pytest.approx(backward)
 
 
 def test_the_joint_epsilon_is_between_exact_and_renyi() -> None:

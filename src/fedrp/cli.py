@@ -276,3 +276,53 @@ def bench_projection(family: str, params: int, dim: int, as_json: bool) -> None:
     else:
         for name, value in measured.items():
             print(f"{name:<24} {value:,.6g}" if isinstance(value, float) else f"{name:<24} {value}")
+
+
+# --- privacy -------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("run_folder", required=False, type=click.Path(path_type=Path))
+@click.option("--dim", type=int, help="projection dimension m")
+@click.option("--alpha", type=float, help="sensitivity-to-norm ratio")
+@click.option("--sensitivity", type=float, help="largest distance between the vectors of adjacent data sets")
+@click.option("--norm-min", type=float, help="smallest norm of a vector")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="delta of every statement")
+@click.option("--rounds", type=int, default=1, show_default=True, help="rounds T to compose")
+@click.option("--clients", type=int, help="clients K that share the matrix, for the joint and the aggregate view")
+@click.option("--distance", type=float, help="distance of a client's vector to the span of the others'")
+@click.option("--secure-aggregation", is_flag=True, help="also the view of a server that sees sums only")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def privacy(run_folder: Path | None, as_json: bool, dim: int | None, **view: Any) -> None:
+    """What a projection is worth by each bound, or the ledger of the run in RUN_FOLDER."""
+    if run_folder is not None:
+        _print_ledger(run_folder, as_json)
+        return
+    from fedrp.privacy import projection_report
+
+    if dim is None:
+        raise ConfigError("give --dim, or the folder of a finished run")
+    report = projection_report(dim, **view).as_json()
+    if as_json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:<24} {json.dumps(value)}")
+
+
+def _print_ledger(folder: Path, as_json: bool) -> None:
+    try:
+        ledger = json.loads((folder / "result.json").read_text())["privacy"]
+    except (OSError, ValueError, KeyError):
+        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable result.json") from None
+    if as_json:
+        print(json.dumps(ledger))
+        return
+    for item in ledger:
+        print(f"against {item['adversary']}; neighbours: {item['adjacency']}")
+        if item["epsilon"] is None:
+            print(f"    no guarantee: {item['reason']}")
+        else:
+            print(f"    epsilon {item['epsilon']:.4g} at delta {item['delta']:g} (bound: {item['bound']})")
+            for assumption in item["assumptions"]:
+                print(f"    assuming: {assumption}")

@@ -8,7 +8,8 @@ from fedrp import wire
 from fedrp.config import RunConfig
 from fedrp.evaluate import Evaluation
 from fedrp.models import Vector
-from fedrp.privacy.ledger import Statement, headline
+from fedrp.privacy.guarantee import Guarantee
+from fedrp.privacy.ledger import headline
 from fedrp.wire import Kind
 
 _KEY_KINDS = frozenset({Kind.HELLO, Kind.ROSTER, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
@@ -98,7 +99,7 @@ class RunResult:
     secret: bool
     records: tuple[RoundRecord, ...]
     last_traffic: Traffic  # of the packets that end the run
-    privacy: tuple[Statement, ...]
+    privacy: tuple[Guarantee, ...]
     model: Vector
     seconds: float
     images_per_round: float

@@ -17,7 +17,7 @@ from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Up
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.privacy.events import Adjacency, Adversary, Composed, NonPrivate, ProjectedRelease
+from fedrp.privacy.events import Adjacency, Adversary, Composed, NonPrivate, ProjectedRelease, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection import FAMILIES, norm_bound
 from fedrp.training import Objective, Rows, Stack
@@ -78,13 +78,17 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     return [Upload(ClientState(*state), vector) for *state, vector in zip(models, duals, sent, strict=True)]
 
 
+_NOT_GAUSSIAN = Unsupported("the theorems are about Gaussian matrices")
+
+
 def _finish(_local: Local, client: Participant) -> ClientState:
     return client.state
 
 
 def _releases(config: RunConfig) -> list[Release]:
     # Nothing bounds how far one record moves w, nor the norm of w: without those, Theorem 2 says nothing.
-    projected = Composed(ProjectedRelease(config.dim), config.rounds)
+    gaussian = config.projection == "gaussian"
+    projected = Composed(ProjectedRelease(config.dim) if gaussian else _NOT_GAUSSIAN, config.rounds)
     known = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
     return [
         Release(Adversary.SERVER, Adjacency.RECORD_REPLACE, projected, ("the round keys are secret",)),

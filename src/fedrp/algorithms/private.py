@@ -34,22 +34,18 @@ def resolve_privacy(config: RunConfig) -> RunConfig:
     """The config with clip, quorum and noise multiplier; the latter from the target epsilon, if that was given."""
     if config.weighting != "uniform":
         raise ConfigError("weighting='samples' is not valid here: the privacy of a client rests on equal weights")
+    quorum = config.quorum or 1.0
     noise = config.noise_multiplier
     if noise is None:
         noise = calibrate_noise_multiplier(
             config.dp_epsilon or DEFAULT_EPSILON,
             config.dp_delta,
             config.rounds,
-            config.participation,
-            participation_hidden=config.sampling == "poisson",
+            _rate(config),
+            participation_hidden=_participation_hidden(dataclasses.replace(config, quorum=quorum)),
         )
-    resolved = dataclasses.replace(
-        config,
-        clip=config.clip or DEFAULT_CLIP,
-        noise_multiplier=noise,
-        dp_epsilon=None,
-        quorum=config.quorum or 1.0,
-    )
+    clip = config.clip or DEFAULT_CLIP
+    resolved = dataclasses.replace(config, clip=clip, noise_multiplier=noise, dp_epsilon=None, quorum=quorum)
     _update_noise(resolved)  # refuses an adaptive clip that the noise does not allow
     return resolved
 
@@ -97,35 +93,52 @@ def averaged(config: RunConfig, previous: Vector | None, uploads: Sequence[Vecto
 
 def releases(config: RunConfig) -> list[Release]:
     """What the mechanism of this file gives away, to whom."""
-    noise = GaussianRelease(settled(config.noise_multiplier))
-    client = Adjacency.CLIENT_ADD_REMOVE
-    clipped = (f"sensitivity enforced: every update is clipped to norm {config.clip:g}",)
-    seen = Composed(PoissonSampled(noise, config.participation), config.rounds)
-    hidden = Composed(PoissonSampled(noise, config.participation, participation_hidden=True), config.rounds)
+    noise, client = GaussianRelease(settled(config.noise_multiplier)), Adjacency.CLIENT_ADD_REMOVE
+    seen = Composed(PoissonSampled(noise, _rate(config)), config.rounds)
+    clipped = f"every update is clipped to norm {config.clip:g}, so the sensitivity is enforced"
     if config.dp_noise == "local":
-        server = Release(Adversary.SERVER, client, seen, (*clipped, "every client adds all of the noise itself"))
-        with_client = server._replace(adversary=Adversary.SERVER_AND_CLIENT)
-    else:
-        alone = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
-        server = Release(Adversary.SERVER, client, alone)
-        with_client = Release(Adversary.SERVER_AND_CLIENT, client, alone)
-    shared = (*clipped, "the clients of the quorum add their shares of the noise")
-    unseen = (*shared, "who took part stays hidden") if config.sampling == "poisson" else shared
+        own = (clipped, "every client adds all of the noise itself")
+        return [Release(adversary, client, seen, own) for adversary in Adversary]
+    single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
+    alone = [Release(adversary, client, single) for adversary in (Adversary.SERVER, Adversary.SERVER_AND_CLIENT)]
+    shared = (clipped, "the clients of the quorum add their shares of the noise")
+    if _participation_hidden(config):
+        empty = (1 - config.participation) ** config.clients * config.rounds
+        hidden = Composed(PoissonSampled(noise, _rate(config), participation_hidden=True), config.rounds)
+        known = Unsupported("a client knows its own share of the noise and how many take part: use --sampling fixed")
+        return [
+            *alone,
+            Release(Adversary.CLIENTS, client, known),
+            Release(Adversary.MODEL_HOLDER, client, hidden, (*shared, f"no round is empty (probability {empty:.1g})")),
+        ]
+    curious = (*shared, "at most one curious client, who knows its own share of the noise")
     return [
-        server,
-        with_client,
-        Release(Adversary.CLIENTS, client, seen, shared),
-        Release(Adversary.MODEL_HOLDER, client, hidden if config.sampling == "poisson" else seen, unseen),
+        *alone,
+        Release(Adversary.CLIENTS, client, seen, curious),
+        Release(Adversary.MODEL_HOLDER, client, seen, shared),
     ]
+
+
+def _rate(config: RunConfig) -> float:
+    """The probability with which a client takes part in a round."""
+    return config.participation if config.sampling == "poisson" else config.expected_participants / config.clients
+
+
+def _participation_hidden(config: RunConfig) -> bool:
+    """Whether the model alone cannot tell how many took part: coins decide, and the noise does not depend on them."""
+    return config.sampling == "poisson" and config.dp_noise == "shared" and config.quorum == 1.0
 
 
 def _share(local: Local, deviation: float) -> float:
     """The noise that one client adds, so that the sum over the round has the given standard deviation at least."""
-    if local.config.dp_noise == "local":
+    config = local.config
+    if config.dp_noise == "local":
         return deviation
-    minimum = math.ceil(local.participants * settled(local.config.quorum))
-    # A curious client knows the noise that it added itself: the others' must suffice.
-    return noise_share(deviation, local.participants, minimum, colluding_clients=min(1, minimum - 1)).per_client
+    minimum = math.ceil(local.participants * settled(config.quorum))
+    # A curious client knows the noise that it added itself: the others' must suffice. Not so where participation is
+    # hidden: there the total must be the same whatever the number of participants.
+    colluding = 0 if _participation_hidden(config) else min(1, minimum - 1)
+    return noise_share(deviation, local.participants, minimum, colluding).per_client
 
 
 def _bit_noise(config: RunConfig) -> float:
