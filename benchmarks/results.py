@@ -50,7 +50,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedadmm": "--algorithm fedadmm",
             "fwc": "--algorithm fwc",
             "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
-            "fedrp-10000": "--algorithm fedrp --projection gaussian --dim 10000",
+            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
         },
     ),
     "subspace": Experiment(

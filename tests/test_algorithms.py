@@ -241,6 +241,20 @@ def test_projected_algorithms_send_m_numbers(name: str, task: Task) -> None:
     assert result["bytes_up"] == 60 + 4 * 20
 
 
+def test_fedadmm_sends_what_its_equations_say(trainer: Trainer) -> None:
+    """y_i <- y_i + rho (w_i - zbar), sent: w_i + y_i / rho. Also if only some clients were heard, so that sum y_i != 0."""
+    run = Round(config_of("fedadmm", rho=0.5), trainer)
+    first = run.newcomers()
+    uploads = run.upload(first)
+    consensus = run.latest = run.aggregate(uploads[:2])
+    second = [Participant(upload.state, [Step(None, consensus)], KEYS[0]) for upload in uploads]
+    for before, after in zip(uploads, run.upload(second, 2), strict=True):
+        dual = before.state.carry + 0.5 * (before.state.model - consensus)
+        assert np.abs(dual).max() > 1e-4
+        np.testing.assert_allclose(after.state.carry, dual, atol=1e-7)
+        np.testing.assert_allclose(after.vector, after.state.model + dual / 0.5, atol=1e-7)
+
+
 def test_a_penalty_too_strong_for_the_step_size_is_refused_with_a_better_one() -> None:
     with pytest.raises(ConfigError, match=r"rho=100 is not stable.*use --rho [0-9.e-]+$") as caught:
         resolved(tiny_config("fedrp", rho=100.0), PARAMETERS)

@@ -165,10 +165,10 @@ def compare(config: Path | None, as_json: bool, resume: bool, **given: Any) -> N
 
 def _require_all_valid(configs: list[RunConfig], task: Any) -> None:
     """Find a mistake in the last algorithm before the first has run."""
-    from fedrp.models import layout_of
+    from fedrp.models import built, layout_of
     from fedrp.simulate import resolved
 
-    parameters = layout_of(task.model()).size
+    parameters = layout_of(built(task.model)).size
     for config in configs:
         resolved(config, parameters)
 

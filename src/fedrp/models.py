@@ -36,6 +36,7 @@ class Layout:
     inverse to each other.
     """
 
+    names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
 
     @property
@@ -82,7 +83,14 @@ def layout_of(module: nn.Module) -> Layout:
     odd = next((p.dtype for p in parameters if p.dtype not in _PACKED_DTYPES), None)
     if odd is not None:
         raise ConfigError(f"model {type(module).__name__} has parameters of {odd}: convert it with model.float()")
-    return Layout(tuple(parameter.shape for parameter in parameters))
+    names = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return Layout(names, tuple(parameter.shape for parameter in parameters))
+
+
+def built(factory: ModelFactory) -> nn.Module:
+    """A new model. Layers draw initial values from torch's global generator, which is put back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return factory()
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -117,11 +125,16 @@ def replace_batchnorm(module: nn.Module, groups: int = 8) -> nn.Module:
 
 def public_initial(factory: ModelFactory, seed: RunSeed) -> Vector:
     """The model's own initialisation, drawn from the public run seed."""
-    # Layers draw from torch's global generator and take no other; it is put back as it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(seed.integer("initial-model"))
-        module = factory()
+    module = _seeded(factory, seed)
     return layout_of(module).flatten(module)
+
+
+def _seeded(factory: ModelFactory, seed: RunSeed) -> nn.Module:
+    def draw() -> nn.Module:
+        torch.random.manual_seed(seed.integer("initial-model"))
+        return factory()
+
+    return built(draw)
 
 
 def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
@@ -131,10 +144,10 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     deviation; constant tensors (zero biases, unit gains) stay. The template comes from a public seed, so every client
     computes the same vector.
     """
-    template = public_initial(factory, RunSeed(0))
-    with torch.random.fork_rng(devices=[]):
-        module = factory()
-    sizes = [prod(shape) for shape in layout_of(module).shapes]
+    module = _seeded(factory, RunSeed(0))
+    layout = layout_of(module)
+    template = layout.flatten(module)
+    sizes = [prod(shape) for shape in layout.shapes]
     normals = key.derive("initial-model").normals(template.size).astype(np.float32)
     result = np.empty_like(template)
     start = 0

@@ -14,13 +14,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from torch import nn
 
 from fedrp.config import RunConfig, to_json
 from fedrp.coordinator import Coordinator, Dealt
 from fedrp.errors import ConfigError, DataError
 from fedrp.host import Hosts
-from fedrp.models import layout_of
+from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
 
 _PREFIX = "round-"
@@ -92,11 +91,10 @@ class RunFolder:
         _write_atomically(self._metrics_file, "".join(line + "\n" for line in lines))
         return server, records
 
-    def finish(self, result: RunResult, module: nn.Module) -> None:
+    def finish(self, result: RunResult, layout: Layout) -> None:
         """Write the result and the delivered model, with the model's own parameter names."""
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        views = layout_of(module).views(torch.from_numpy(result.model.copy()))
-        tensors = {name: view.numpy() for name, view in zip(names, views, strict=True)}
+        views = layout.views(torch.from_numpy(result.model.copy()))
+        tensors = {name: view.numpy() for name, view in zip(layout.names, views, strict=True)}
         save_file(tensors, self.root / "model.safetensors")
         _write_atomically(self.root / "result.json", json.dumps(result.as_json(), indent=2))
 

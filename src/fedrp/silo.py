@@ -116,7 +116,7 @@ def respond(
     for round_ in {rounds[p] for p in training}:  # one, but where clients never talk and so count for themselves
         together = [p for p in training if rounds[p] == round_]
         chosen = [silos[p] for p in together], [sites[p] for p in together], [inboxes[p] for p in together]
-        uploads |= dict(zip(together, _train(bench, *chosen), strict=True))
+        uploads |= dict(zip(together, _train(bench, round_ or 0, *chosen), strict=True))
     return [
         (silo, silo.reply) if answered[p] else _reply(bench, silo, sites[p], inboxes[p], uploads.get(p))
         for p, silo in enumerate(silos)
@@ -150,12 +150,9 @@ def _noted(silo: Silo, inbox: list[Message]) -> Silo:
 
 
 def _train(
-    bench: Workbench, silos: Sequence[Silo], sites: Sequence[Site], inboxes: Sequence[list[Message]]
+    bench: Workbench, round_: int, silos: Sequence[Silo], sites: Sequence[Site], inboxes: Sequence[list[Message]]
 ) -> list[Upload]:
-    rounds = {_round_of(bench, silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)}
-    round_ = rounds.pop()
-    if rounds or round_ is None:
-        raise ProtocolError("clients of one process were asked for different rounds")
+    """What clients make of one round, trained together."""
     config = bench.config
     sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
 

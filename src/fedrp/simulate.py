@@ -20,7 +20,7 @@ from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, grouped, set_threads
-from fedrp.models import MODELS, layout_of
+from fedrp.models import MODELS, built, layout_of
 from fedrp.privacy.ledger import statements
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
@@ -49,28 +49,29 @@ def simulate(
     speed = speed or Speed()
     require_device(speed.device)
     began = time.monotonic()
-    setup = _setup(config, task, speed)
-    parameters = layout_of(task.model()).size
-    upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, parameters)
+    layout = layout_of(built(task.model))
+    setup = _setup(config, task, speed, layout.size)
+    upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
     folder = RunFolder.open(out, setup.config, resume) if out else None
     records: list[RoundRecord] = []
+    traffic = Traffic()
     with _computing(setup) as hosts:
         if folder and folder.checkpoint():
             server, records = folder.load(server, hosts)
         else:
             server, traffic = _set_up(server, hosts)
-            records = []
         while server.round < setup.config.rounds:
-            server, record = _round(server, hosts, traffic if server.round == 0 else Traffic())
+            server, record = _round(server, hosts, traffic)
+            traffic = Traffic()  # the set-up's is counted with the first round
             records.append(record)
             if folder:
                 folder.save(server, hosts, record)
             if on_round:
                 on_round(record)
-        result = _finish(server, hosts, setup, records, parameters, time.monotonic() - began)
+        result = _finish(server, hosts, setup, records, layout.size, time.monotonic() - began)
     if folder:
-        folder.finish(result, task.model())
+        folder.finish(result, layout)
     return result
 
 
@@ -91,9 +92,8 @@ def require_device(name: str) -> None:
         raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
 
 
-def _setup(config: RunConfig, task: Task, speed: Speed) -> HostSetup:
-    parameters = layout_of(task.model()).size
-    config = resolved(config, parameters)
+def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
+    config = resolved(dataclasses.replace(config, dataset=task.dataset, model=task.model_name), parameters)
     data = dict(enumerate(split_among_clients(task, config)))
     run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
@@ -119,7 +119,7 @@ def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
     hellos = hosts.hello()
     packets = coordinator.invite(server, hellos)
     replies = hosts.exchange(packets)
-    return coordinator.take_keys(server, replies), Traffic.of(packets, {**hellos}).plus(Traffic.of({}, replies))
+    return coordinator.take_keys(server, replies), Traffic.of(packets, hellos).plus(Traffic.of({}, replies))
 
 
 def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:

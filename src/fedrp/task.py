@@ -32,6 +32,7 @@ class Task:
         test: the examples that models are scored on.
         loss: mean loss of (outputs, targets).
         correct: what counts as right, one number in [0, 1] per example; by default the largest output's class.
+        dataset: what results call the data; `model_name` likewise the model.
     """
 
     model: ModelFactory
@@ -39,6 +40,8 @@ class Task:
     test: Source
     loss: Loss = nn.functional.cross_entropy
     correct: Correct = classified
+    dataset: str = "custom"
+    model_name: str = "custom"
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def named_task(config: RunConfig, data_dir: Path | None = None) -> Task:
     dataset = load_dataset(config.dataset, data_dir)
     train, test = dataset.normalised(dataset.train_x), dataset.normalised(dataset.test_x)
     factory = _NamedModel(config.model, tuple(train.shape[1:]), dataset.classes)
-    return Task(factory, (train, dataset.train_y), (test, dataset.test_y))
+    parts = (train, dataset.train_y), (test, dataset.test_y)
+    return Task(factory, *parts, dataset=config.dataset, model_name=config.model)
 
 
 def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
