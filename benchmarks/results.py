@@ -64,6 +64,29 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{MNIST} --local-epochs 1 --algorithm fedavg",
         {f"fedavg-lr{lr}": f"--lr {lr}" for lr in (0.05, 0.1, 0.2, 0.4)},
     ),
+    "budget": Experiment(
+        "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            **_subspace(BUDGETS),
+            **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
+        },
+    ),
+    "five-epochs": Experiment(
+        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5",
+        f"{MNIST} --local-epochs 5",
+        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100))},
+    ),
+    "non-iid": Experiment(
+        "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {
+            f"{name}-{split}": f"--partition {split} {options}"
+            for split in ("dirichlet:0.1", "shards:2")
+            for name, options in {"fedavg": "--algorithm fedavg", **_subspace((1000,))}.items()
+        },
+    ),
     "fashion": Experiment(
         "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
@@ -158,7 +181,33 @@ def _spread(values: Iterable[float]) -> str:
     return f"{mean:.2f}" if len(numbers) == 1 else f"{mean:.2f} ± {statistics.stdev(numbers):.2f}"
 
 
+def draw_budget(path: Path) -> None:
+    """Accuracy against bytes sent over the whole run, for the modes of FedRP and FedAvg."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for label, prefix, key in (
+        ("FedRP-Subspace", "fedrp-subspace", "accuracy"),
+        ("FedRP as printed, a client's model", "fedrp", "accuracy"),
+        ("FedRP as printed, average of all models", "fedrp", "accuracy_average"),
+        ("FedAvg", "fedavg", "accuracy"),
+    ):
+        names = [prefix] if prefix == "fedavg" else [f"{prefix}-{m}" for m in BUDGETS]
+        results = [r for r in (Run("budget", name, 0).result() for name in names) if r]
+        axes.plot([r["bytes_up"] * r["rounds"] for r in results], [r[key] for r in results], marker="o", label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes sent by a client in 30 rounds")
+    axes.set_ylabel("test accuracy %")
+    axes.set_title("MNIST, LeNet-5, 100 clients, E = 1, seed 0")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
 def render() -> None:
+    draw_budget(FIGURES / "accuracy_against_bytes.svg")
     page = PAGE.read_text()
     for name in EXPERIMENTS:
         start, end = f"<!-- table {name} -->", f"<!-- end {name} -->"

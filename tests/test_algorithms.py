@@ -242,7 +242,7 @@ def test_projected_algorithms_send_m_numbers(name: str, task: Task) -> None:
 
 
 def test_fedadmm_sends_what_its_equations_say(trainer: Trainer) -> None:
-    """y_i <- y_i + rho (w_i - zbar), sent: w_i + y_i / rho. Also if only some clients were heard, so that sum y_i != 0."""
+    """y_i <- y_i + rho (w_i - zbar), sent: w_i + y_i / rho. Also where some were not heard, so that sum y_i != 0."""
     run = Round(config_of("fedadmm", rho=0.5), trainer)
     first = run.newcomers()
     uploads = run.upload(first)
