@@ -8,8 +8,9 @@ import sys
 import typing
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.console import Console
@@ -74,54 +75,60 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
             text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
             option = "--" + setting.name.replace("_", "-")
             command = click.option(option, setting.name, type=kind, default=None, help=text)(command)
-    command = click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")(command)
-    command = click.option("--json", "as_json", is_flag=True, help="print one JSON object on standard output")(command)
-    return click.argument("config", required=False, type=click.Path(path_type=Path))(command)
+    for option in (
+        click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output"),
+        click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
+        click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
+        click.option("--data-dir", help="data folder (also FEDRP_DATA)"),
+        click.argument("config", required=False, type=click.Path(path_type=Path)),
+    ):
+        command = option(command)
+    return command
 
 
-class _Asked(NamedTuple):
-    """What the options and the config file together ask for."""
+@dataclass(frozen=True)
+class _Command:
+    """Settings that belong to a command, not to a run."""
 
-    config: RunConfig
-    speed: Speed
-    data_dir: Path | None
-    out: Path | None
-    algorithms: str
+    data_dir: str | None = None
+    out: str | None = None
+    algorithms: str = _COMPARED
+    resume: bool = False
+    json: bool = False
+
+    def folder(self, name: str) -> Path:
+        """The folder that was asked for, or a new one."""
+        return Path(self.out) if self.out else _new_folder(name)
 
 
-def _read(config: Path | None, given: dict[str, Any]) -> _Asked:
-    fields = [field.name for record in (RunConfig, Speed) for field in dataclasses.fields(record)]
-    settings: dict[str, Any] = {"workers": _CLI_WORKERS, "data_dir": None, "out": None, "algorithms": _COMPARED}
+def _read(config: Path | None, given: dict[str, Any]) -> tuple[RunConfig, Speed, _Command]:
+    """What the config file and the options together ask for; options win."""
+    known = [field.name for record in (RunConfig, Speed, _Command) for field in dataclasses.fields(record)]
+    settings: dict[str, Any] = {"workers": _CLI_WORKERS}
     if config is not None:
-        settings |= read_toml(config, [*fields, "data_dir", "out", "algorithms"])
+        settings |= read_toml(config, known)
     settings |= {name: value for name, value in given.items() if value is not None}
-    for name in ("data_dir", "out", "algorithms"):
-        if not isinstance(settings[name], str | Path | None):
-            raise ConfigError(f"{name}={settings[name]!r} is not valid: expected text")
-    data_dir, out = (Path(settings[name]) if settings[name] else None for name in ("data_dir", "out"))
-    records = from_settings(RunConfig, settings), from_settings(Speed, settings)
-    return _Asked(*records, data_dir, out, str(settings["algorithms"]))
+    return from_settings(RunConfig, settings), from_settings(Speed, settings), from_settings(_Command, settings)
 
 
 @cli.command()
 @_settings
-@click.option("--out", type=click.Path(path_type=Path), help="run folder  [default: a new one below runs/]")
-@click.option("--resume", is_flag=True, help="go on with the run in --out")
-def run(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
+def run(config: Path | None, **given: Any) -> None:
     """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
     from fedrp.report import print_table, result_details
     from fedrp.simulate import simulate
     from fedrp.task import named_task
 
-    asked = _read(config, given)
-    name = asked.config.algorithm
-    if resume and asked.out is None:
+    settings, speed, command = _read(config, given)
+    name = settings.algorithm
+    if command.resume and command.out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    out = asked.out or _new_folder(f"{name}-{asked.config.dataset.split(':')[0]}")
-    task = named_task(asked.config, asked.data_dir)
-    with _stoppable(out), _progress([name], asked.config.rounds) as on_round:
-        result = simulate(asked.config, task, asked.speed, out, resume, functools.partial(on_round, name)).as_json()
-    if as_json:
+    out = command.folder(f"{name}-{settings.dataset.split(':')[0]}")
+    task = named_task(settings, _path(command.data_dir))
+    with _stoppable(out), _progress([name], settings.rounds) as on_round:
+        shown = functools.partial(on_round, name)
+        result = simulate(settings, task, speed, out, command.resume, shown).as_json()
+    if command.json:
         print(json.dumps(result))
     else:
         print_table([result])
@@ -131,36 +138,47 @@ def run(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
 @cli.command()
 @_settings
 @click.option("--algorithms", help=f"comma-separated  [default: {_COMPARED}]")
-@click.option("--out", type=click.Path(path_type=Path), help="folder of the runs  [default: a new one below runs/]")
-@click.option("--resume", is_flag=True, help="go on with the runs in --out")
-def compare(config: Path | None, as_json: bool, resume: bool, **given: Any) -> None:
+def compare(config: Path | None, **given: Any) -> None:
     """Train several algorithms on the same split; one table and one plot of accuracy per round."""
     from fedrp.report import plot_accuracy, print_table
     from fedrp.simulate import simulate
     from fedrp.task import named_task
 
-    asked = _read(config, given)
-    names = [name.strip() for name in asked.algorithms.split(",") if name.strip()]
+    settings, speed, command = _read(config, given)
+    names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
-        raise ConfigError(f"algorithms '{asked.algorithms}' is not valid: give different names, separated by commas")
-    configs = [dataclasses.replace(asked.config, algorithm=name) for name in names]
-    task = named_task(asked.config, asked.data_dir)
+        raise ConfigError(f"algorithms '{command.algorithms}' is not valid: give different names, separated by commas")
+    configs = [_for_algorithm(settings, name) for name in names]
+    task = named_task(settings, _path(command.data_dir))
     _require_all_valid(configs, task)
-    out = asked.out or _new_folder("compare")
+    out = command.folder("compare")
     results = []
-    with _stoppable(out), _progress(names, asked.config.rounds) as on_round:
+    with _stoppable(out), _progress(names, settings.rounds) as on_round:
         for item in configs:
             folder = out / item.algorithm
-            again = resume and folder.exists()
+            again = command.resume and folder.exists()
             shown = functools.partial(on_round, item.algorithm)
-            results.append(simulate(item, task, asked.speed, folder, again, shown).as_json())
+            results.append(simulate(item, task, speed, folder, again, shown).as_json())
     plot = out / "accuracy.png"
     plot_accuracy(results, plot)
-    if as_json:
+    if command.json:
         print(json.dumps({"runs": results, "plot": str(plot)}))
     else:
         print_table(results)
         print(f"plot: {plot}")
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
+    """The shared settings for one algorithm; a privacy target is for those that can meet it."""
+    from fedrp.algorithms import ALGORITHMS
+
+    if name in ALGORITHMS and not ALGORITHMS[name].private:
+        config = dataclasses.replace(config, dp_epsilon=None, noise_multiplier=None)
+    return dataclasses.replace(config, algorithm=name)
 
 
 def _require_all_valid(configs: list[RunConfig], task: Any) -> None:

@@ -19,6 +19,7 @@ from fedrp.errors import ConfigError
 WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
+_MOST_THREADS = 1024  # torch crashes on absurd numbers
 Record = TypeVar("Record")
 Value = TypeVar("Value")
 
@@ -115,6 +116,7 @@ class Speed:
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        _require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
         _require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
 
 

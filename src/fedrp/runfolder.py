@@ -133,7 +133,12 @@ def _write_atomically(path: Path, text: str) -> None:
 def _save_server(server: Coordinator, path: Path) -> None:
     arrays = {str(round_): aggregate for round_, aggregate in server.aggregates.items()}
     dealt = {round_: [d.dealer, [e.hex() for e in d.envelopes]] for round_, d in server.dealt.items()}
-    state = {"round": server.round, "last_seen": server.last_seen, "dealt": dealt}
+    state = {
+        "round": server.round,
+        "last_seen": server.last_seen,
+        "differing": sorted(server.differing),
+        "dealt": dealt,
+    }
     save_file(arrays, path, {"state": json.dumps(state)})
 
 
@@ -142,5 +147,11 @@ def _load_server(server: Coordinator, path: Path) -> Coordinator:
         state = json.loads(file.metadata()["state"])
         aggregates = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     dealt = {int(r): Dealt(dealer, tuple(map(bytes.fromhex, e))) for r, (dealer, e) in state["dealt"].items()}
-    last_seen = tuple(state["last_seen"])
-    return dataclasses.replace(server, round=state["round"], last_seen=last_seen, aggregates=aggregates, dealt=dealt)
+    return dataclasses.replace(
+        server,
+        round=state["round"],
+        last_seen=tuple(state["last_seen"]),
+        differing=frozenset(state["differing"]),
+        aggregates=aggregates,
+        dealt=dealt,
+    )

@@ -78,6 +78,9 @@ def simulate(
 def resolved(config: RunConfig, parameters: int) -> RunConfig:
     """The config with every `None` that its algorithm uses replaced by a default."""
     require_choice("algorithm", config.algorithm, ALGORITHMS)
+    if config.private and not ALGORITHMS[config.algorithm].private:
+        able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.private)
+        raise ConfigError(f"algorithm '{config.algorithm}' adds no noise, so it gives no epsilon: use one of {able}")
     if config.lr is None:
         lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
         config = dataclasses.replace(config, lr=lr)

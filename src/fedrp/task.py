@@ -96,4 +96,9 @@ def examples(source: Source) -> Examples:
         x, y = (torch.as_tensor(part) for part in default_collate([source[index] for index in range(count)]))
     if len(x) != len(y):
         raise DataError(f"{len(x)} inputs but {len(y)} targets")
-    return Examples(x, y)
+    return Examples(_single(x), _single(y))
+
+
+def _single(values: torch.Tensor) -> torch.Tensor:
+    """Floats as float32, as models are; integers as int64, as losses and embeddings want them."""
+    return values.float() if values.is_floating_point() else values.long()

@@ -72,6 +72,7 @@ class Algorithm(NamedTuple):
     summary: str
     secret: bool  # clients share round keys that the server must not know
     exchanges: bool  # False: clients never talk
+    private: bool  # clients can clip and noise what they send
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
     catch_up: Literal["latest", "all"]  # which missed aggregates a returning client needs
     upload_size: Callable[[RunConfig, int], int]

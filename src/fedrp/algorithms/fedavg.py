@@ -60,6 +60,7 @@ FEDAVG = Algorithm(
     summary="send the model, get the mean",
     secret=False,
     exchanges=True,
+    private=False,
     delivers="consensus",
     catch_up="latest",
     upload_size=full_vector,

@@ -46,6 +46,7 @@ def _accumulate(
 
 
 FEDAVG_DP: Algorithm = FEDAVG._replace(
+    private=True,
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
     upload_size=lambda config, parameters: parameters + extra_numbers(config),
     resolve=_resolve,

@@ -139,6 +139,7 @@ def _releases(config: RunConfig) -> list[Release]:
 SUBSPACE: Algorithm = FEDAVG._replace(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     secret=True,
+    private=True,
     catch_up="all",
     upload_size=lambda config, _parameters: config.dim + (extra_numbers(config) if config.private else 0),
     resolve=_resolve,
