@@ -49,6 +49,17 @@ def test_fold_equals_its_twin(columns, width, group):
     same_bits(sums, expected)
 
 
+@pytest.mark.parametrize(("groups", "pieces", "rows"), [(1, 1, 1), (1, 1, 40), (5, 1, 40), (3, 7, 11), (64, 50, 2)])
+def test_collect_equals_its_twin(groups, pieces, rows):
+    sums = random.standard_normal((3, groups, pieces * rows))
+    order = np.stack([piece * rows + random.permutation(rows) for piece in range(pieces)])
+    expected = oracle.collect(sums, order)
+    out = np.empty((3, rows), np.float32)
+    for row in (2, 0, 1):
+        kernels.collect(sums, order, out, row, row + 1)
+    same_bits(out, expected)
+
+
 @pytest.mark.parametrize(("columns", "width"), SHAPES)
 def test_unfold_equals_its_twin(columns, width):
     signs, rolls = sign_problem(columns, width)

@@ -4,6 +4,7 @@ A `ClientHost` keeps the state of its clients and answers packets with packets. 
 process behind a pipe, which carries packets, scores and file names, never a client's state.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from fedrp.aggregate import weighted_sum
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import ConfigError, DataError, FedRPError
@@ -74,7 +75,7 @@ class GroupSum(NamedTuple):
     """The sum of the models of a group's clients, for the average of all models."""
 
     group: int
-    total: npt.NDArray[np.float64]
+    total: Vector
 
 
 def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
@@ -133,10 +134,8 @@ class ClientHost:
         """Sums of final models, per group."""
         result = []
         for group, members in self._setup.groups.items():
-            total = np.zeros(self._bench.trainer.layout.size)
-            for client in members:
-                total += self._final(client, packets[client]).model
-            result.append(GroupSum(group, total))
+            models = (self._final(client, packets[client]).model for client in members)
+            result.append(GroupSum(group, functools.reduce(np.add, models)))
         return result
 
     def final_models(self, packets: Packets) -> dict[int, Vector]:
@@ -304,8 +303,7 @@ class Hosts:
         """The average of all clients' final models; the same whatever the number of workers."""
         parts = [part for parts in self._each("sums", packets) for part in parts]
         sums = sorted(parts, key=lambda part: part.group)
-        total = np.sum([part.total for part in sums], axis=0)
-        return np.asarray(total / len(packets), np.float32)
+        return weighted_sum([part.total for part in sums], [1 / len(packets)] * len(sums))
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""

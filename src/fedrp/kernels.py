@@ -101,6 +101,24 @@ def fold(
 
 
 @_kernel
+def collect(sums: Array, order: Array, out: Array, start: int, stop: int) -> None:
+    """Add up the groups of `fold`, then the pieces: out[row, j] is the total of sums order[:, j]. A task is one row.
+
+    Groups and pieces are added in order, in float64, and rounded once. The sums of the first group are overwritten.
+    """
+    for row in range(start, stop):
+        total = sums[row, 0]
+        for g in range(1, sums.shape[1]):
+            for i in range(total.size):
+                total[i] += sums[row, g, i]
+        for j in range(order.shape[1]):
+            value = total[order[0, j]]
+            for piece in range(1, order.shape[0]):
+                value += total[order[piece, j]]
+            out[row, j] = value
+
+
+@_kernel
 def unfold(
     sums: Array, columns: int, signs: Array, rolls: Array, flat: Array, stride: int, start: int, stop: int
 ) -> None:

@@ -148,7 +148,7 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     layout = layout_of(module)
     template = layout.flatten(module)
     sizes = [prod(shape) for shape in layout.shapes]
-    normals = key.derive("initial-model").normals(template.size).astype(np.float32)
+    normals = key.derive("initial-model").normals(template.size)
     result = np.empty_like(template)
     start = 0
     for size in sizes:

@@ -188,9 +188,7 @@ class SignProjection(Projection):
         tasks = len(stack) * self._groups * -(-width // kernels.TILE)
         secrets = (self._signs, self._rolls, self._group)
         kernels.run(kernels.fold, tasks, stack.size, flat, stride, self.columns, *secrets, sums)
-        # `accumulate` adds in order by definition; `sum` may not
-        total = np.add.accumulate(sums, axis=1, out=sums)[:, -1]
-        out[:] = np.add.accumulate(total[:, self._order], axis=1)[:, -1]
+        kernels.run(kernels.collect, len(stack), sums.size, sums, self._order, out)
 
     def _adjoint(self, stack: FloatArray, out: FloatArray) -> None:
         sums = np.empty((len(stack), self._order.size), np.float32)

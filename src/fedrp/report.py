@@ -15,12 +15,8 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
     """One line per run: what was reached, what it cost on the wire, how long it took."""
     first = results[0]
     title = f"{first['dataset']}, {first['model']} ({first['parameters']:,} parameters), {first['clients']} clients"
-    caption = "acc: test accuracy of the delivered model; avg: of the average of all clients'\n"
-    caption += "models; bytes per client and round, as encoded, sealed round keys not counted"
-    table = Table(
-        title=f"{title}, {first['rounds']} rounds", caption=caption, box=SIMPLE, padding=(0, 1), pad_edge=False
-    )
-    table.title_justify = table.caption_justify = "left"
+    table = Table(title=f"{title}, {first['rounds']} rounds", box=SIMPLE, padding=(0, 1), pad_edge=False)
+    table.title_justify = "left"
     table.add_column("algorithm", no_wrap=True)
     for name in ("m", "acc %", "avg %", "sent B", "recv B", "eps", "s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -50,6 +46,8 @@ def result_details(result: dict[str, Any]) -> list[str]:
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """The table on standard output."""
     Console().print(result_table(results))
+    print("acc: test accuracy of the delivered model; avg: of the average of all clients' models")
+    print("sent, recv: bytes per client and round as encoded, without the sealed round keys")
 
 
 def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:

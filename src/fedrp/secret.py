@@ -16,6 +16,7 @@ from scipy.special import ndtri
 
 KEY_BYTES = 32
 _AES_BLOCK = 16
+_CHUNK = 1 << 20
 _ZEROS = memoryview(bytes(1 << 16))  # what AES-CTR encrypts to give its bare stream; small enough to stay in cache
 
 
@@ -59,10 +60,14 @@ class SecretKey:
             part = stream[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
 
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
+    def normals(self, count: int) -> npt.NDArray[np.float32]:
         """The first `count` standard normals of this key's stream (inverse distribution function of 53 bits)."""
-        words = self.keystream(8 * count).view("<u8") >> np.uint64(11)
-        return np.asarray(ndtri((words + 0.5) * 2.0**-53), np.float64)
+        result = np.empty(count, np.float32)
+        for start in range(0, count, _CHUNK):  # the intermediate values are five times as large
+            part = result[start : start + _CHUNK]
+            words = self.keystream(8 * part.size, 8 * start).view("<u8") >> np.uint64(11)
+            part[:] = ndtri((words + 0.5) * 2.0**-53)
+        return result
 
     def reveal(self) -> bytes:
         """The bytes themselves, for sealing to a peer. Never log, store or send what this returns in the clear."""

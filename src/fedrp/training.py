@@ -112,7 +112,7 @@ class Trainer:
                 direction = objective.gradient(variables[rows], _as_numpy(gradients)[rows], rows)
                 velocity[rows] *= np.float32(sgd.momentum)
                 velocity[rows] += _clipped(direction, sgd.grad_clip)
-                variables[rows] -= lr * velocity[rows]
+                variables[rows] -= np.multiply(velocity[rows], lr, out=direction)  # reuses memory: n may be 10^8
         self._require_finite(variables, clients, round_, sgd)
         return variables
 

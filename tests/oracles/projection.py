@@ -113,6 +113,12 @@ def fold(rows, signs, rolls, group):
     return sums
 
 
+def collect(sums, order):
+    """`kernels.collect`: groups, then pieces; `accumulate` adds in order by definition."""
+    total = np.add.accumulate(sums, axis=1)[:, -1]
+    return np.add.accumulate(total[:, order], axis=1)[:, -1].astype(np.float32)
+
+
 def unfold(sums, columns, signs, rolls):
     """`kernels.unfold`: the adjoint of `fold` for one group."""
     blocks = [

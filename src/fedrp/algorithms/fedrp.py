@@ -70,7 +70,9 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     target = projection.forward(start[0]) if last.aggregate is None else last.aggregate
 
     def gradient(weights: Stack, gradients: Stack, rows: Rows) -> Stack:
-        return gradients + projection.adjoint(duals[rows] + rho * (projection.forward(weights) - target))
+        penalty = projection.adjoint(duals[rows] + rho * (projection.forward(weights) - target))
+        penalty += gradients
+        return penalty
 
     models = local.train(start, Objective(gradient))
     duals = duals + rho * (projection.forward(models) - target)

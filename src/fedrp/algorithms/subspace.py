@@ -86,7 +86,9 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     pull = np.float32(config.proximal * projection.columns / projection.rows)
 
     def weights(theta: Stack, rows: Rows) -> Stack:
-        return base[rows] + projection.adjoint(theta)
+        moved = projection.adjoint(theta)
+        moved += base[rows]
+        return moved
 
     def gradient(theta: Stack, gradients: Stack, _rows: Rows) -> Stack:
         return projection.forward(gradients) + pull * theta
