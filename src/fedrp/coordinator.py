@@ -16,11 +16,10 @@ import numpy as np
 
 from fedrp import wire
 from fedrp.aggregate import Vector
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
-from fedrp.config import RunConfig, settled
+from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError, QuorumError, WireError
-from fedrp.projection import projection_tag
 from fedrp.rng import RunSeed
 from fedrp.sealing import ENVELOPE_BYTES, PUBLIC_KEY_BYTES, split
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
@@ -59,7 +58,7 @@ class Coordinator:
     @property
     def tag(self) -> int:
         """The projection's code on the wire."""
-        return projection_tag(settled(self.config.projection)) if self.algorithm.secret else 0
+        return wire_tag(self.config)
 
 
 class RoundReport(NamedTuple):

@@ -117,8 +117,8 @@ class GaussianProjection(Projection):
         for i, j, tile in self._tiles():
             matrix, theta = _tensor(tile), _tensor(thetas[:, i : i + tile.shape[0]])
             product = torch.mm(matrix.T, theta.T).T[:count] if many else torch.mm(theta, matrix)
-            part = torch.from_numpy(out[:, j : j + tile.shape[1]])
-            part.copy_(product if i == 0 else part + product)
+            part = out[:, j : j + tile.shape[1]]
+            np.add(part if i else np.float32(0), product.numpy(), out=part)
 
     def _tiles(self) -> Iterator[tuple[int, int, FloatArray]]:
         """A in parts that cover it, each as (first row, first column, entries); rows run fastest."""

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 
 from fedrp import wire
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError
 from fedrp.models import ModelFactory, Vector, public_initial, secret_initial
-from fedrp.projection import Projection, make_projection, projection_tag
+from fedrp.projection import Projection, make_projection
 from fedrp.rng import RunSeed
 from fedrp.sealing import PUBLIC_KEY_BYTES, Entropy, Identity, binding, seal_to_all, split
 from fedrp.secret import SecretKey
@@ -72,7 +72,7 @@ class Workbench:
     @property
     def tag(self) -> int:
         """The projection's code on the wire."""
-        return projection_tag(settled(self.config.projection)) if self.algorithm.secret else 0
+        return wire_tag(self.config)
 
 
 def make_workbench(
