@@ -155,8 +155,8 @@ def table(name: str) -> str:
     lines = [
         f"**{experiment.title}.** Every line: `fedrp run {experiment.base} ...` with the options shown.",
         "",
-        "| options | seeds | accuracy % | average model % | clients min..max | sent B | received B | s/round |",
-        "|---|---|---|---|---|---|---|---|",
+        "| options | seeds | accuracy % | average model % | clients min..max | sent B | received B |",
+        "|---|---|---|---|---|---|---|",
     ]
     commits = set()
     for run_name, options in experiment.runs.items():
@@ -169,8 +169,7 @@ def table(name: str) -> str:
         lines.append(
             f"| `{options}` | {len(results)} | {_spread(r['accuracy'] for r in results)} "
             f"| {_spread(r['accuracy_average'] for r in results)} | {low:.1f}..{high:.1f} "
-            f"| {results[0]['bytes_up']:,} | {results[0]['bytes_down']:,} "
-            f"| {statistics.mean(r['seconds_per_round'] for r in results):.1f} |"
+            f"| {results[0]['bytes_up']:,} | {results[0]['bytes_down']:,} |"
         )
     return "\n".join([*lines, "", f"Commits: {', '.join(sorted(commits)) or 'none yet'}."])
 
@@ -207,8 +206,10 @@ def draw_budget(path: Path) -> None:
 
 
 def render() -> None:
-    draw_budget(FIGURES / "accuracy_against_bytes.svg")
     page = PAGE.read_text()
+    figure = FIGURES / "accuracy_against_bytes.svg"
+    if figure.name in page:
+        draw_budget(figure)
     for name in EXPERIMENTS:
         start, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if start in page:

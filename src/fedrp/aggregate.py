@@ -9,16 +9,22 @@ from fedrp.errors import ProtocolError
 
 Vector = npt.NDArray[np.float32]
 
+_CHUNK = 1 << 20
+
 
 def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
     """The sum of `weight * vector`, accumulated in float64 in the order given.
 
     Guarantees: the order of the vectors changes nothing but rounding below float32.
     """
-    total = np.zeros(vectors[0].shape, np.float64)
-    for vector, weight in zip(vectors, weights, strict=True):
-        total += np.multiply(vector, weight, dtype=np.float64)
-    return total.astype(np.float32)
+    result = np.empty(vectors[0].shape, np.float32)
+    for start in range(0, result.size, _CHUNK):  # a float64 copy of 134 million numbers would be a gigabyte
+        part = slice(start, start + _CHUNK)
+        total = np.zeros(result[part].shape, np.float64)
+        for vector, weight in zip(vectors, weights, strict=True):
+            total += np.multiply(vector[part], weight, dtype=np.float64)
+        result[part] = total
+    return result
 
 
 def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:

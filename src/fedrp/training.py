@@ -113,6 +113,7 @@ class Trainer:
                 velocity[rows] *= np.float32(sgd.momentum)
                 velocity[rows] += _clipped(direction, sgd.grad_clip)
                 variables[rows] -= np.multiply(velocity[rows], lr, out=direction)  # reuses memory: n may be 10^8
+        self.module.zero_grad(set_to_none=True)  # lets go of the matrix of gradients
         self._require_finite(variables, clients, round_, sgd)
         return variables
 
