@@ -205,6 +205,9 @@ def test_gaussian_tiles_cover_tall_and_wide_matrices(monkeypatch):
     streamed = make_projection("gaussian", KEY, 700, 30, memory_bytes=0)
     np.testing.assert_allclose(dense(streamed), oracle.matrix("gaussian", KEY, 700, 30), rtol=2e-6, atol=1e-9)
     np.testing.assert_array_equal(streamed.forward(np.eye(700, dtype=np.float32)).T, dense(streamed))
+    thetas = normal(40, 30)  # enough rows for the transposed product, over several tiles of rows
+    alone = np.stack([streamed.adjoint(theta) for theta in thetas])
+    np.testing.assert_allclose(streamed.adjoint(thetas), alone, atol=1e-5)
 
 
 def test_gaussian_streams_in_bounded_memory():

@@ -18,6 +18,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., None])
 
 TILE = 1 << 14  # sums per task of `fold`: their 128 KiB stay in the second-level cache
 PAIRS = 64  # `normals` works in units of this many radius words followed by as many angle words
+STRIP = 64  # columns per task of `transpose`
 _VALUES_PER_THREAD = 1 << 18  # with less work than this, a thread costs more time than it saves
 
 _threads: int = vars(numba.config)["NUMBA_NUM_THREADS"]
@@ -224,3 +225,13 @@ def normals(words: Array, scale: np.float32, out: Array) -> None:
             swap = (b >> 30) & 1
             left[i] = radius * (sine if swap else cosine)
             right[i] = radius * (cosine if swap else sine)
+
+
+@_kernel
+def transpose(source: Array, out: Array, add: bool, start: int, stop: int) -> None:
+    """Write `source` (n, k or more) into `out` (k, n), or add it. A task is a strip that fits the first-level cache."""
+    rows, columns = out.shape
+    for strip in range(start, stop):
+        for i in range(rows):
+            for j in range(strip * STRIP, min((strip + 1) * STRIP, columns)):
+                out[i, j] = out[i, j] + source[j, i] if add else source[j, i]

@@ -116,9 +116,13 @@ class GaussianProjection(Projection):
         thetas[:count] = stack
         for i, j, tile in self._tiles():
             matrix, theta = _tensor(tile), _tensor(thetas[:, i : i + tile.shape[0]])
-            product = torch.mm(matrix.T, theta.T).T[:count] if many else torch.mm(theta, matrix)
             part = out[:, j : j + tile.shape[1]]
-            np.add(part if i else np.float32(0), product.numpy(), out=part)
+            if many:
+                strips = -(-part.shape[1] // kernels.STRIP)
+                product = torch.mm(matrix.T, theta.T).numpy()
+                kernels.run(kernels.transpose, strips, part.size, product, part, i > 0)
+            else:
+                np.add(part if i else np.float32(0), torch.mm(theta, matrix).numpy(), out=part)
 
     def _tiles(self) -> Iterator[tuple[int, int, FloatArray]]:
         """A in parts that cover it, each as (first row, first column, entries); rows run fastest."""
