@@ -155,7 +155,7 @@ def table(name: str) -> str:
     lines = [
         f"**{experiment.title}.** Every line: `fedrp run {experiment.base} ...` with the options shown.",
         "",
-        "| options | seeds | accuracy % | average model % | clients min..max | sent B | received B |",
+        "| options | seeds | accuracy % | clients' mean (min..max) % | average model % | sent B | received B |",
         "|---|---|---|---|---|---|---|",
     ]
     commits = set()
@@ -168,7 +168,8 @@ def table(name: str) -> str:
         high = max(result["accuracy_client_max"] for result in results)
         lines.append(
             f"| `{options}` | {len(results)} | {_spread(r['accuracy'] for r in results)} "
-            f"| {_spread(r['accuracy_average'] for r in results)} | {low:.1f}..{high:.1f} "
+            f"| {_spread(r['accuracy_client_mean'] for r in results)} ({low:.1f}..{high:.1f}) "
+            f"| {_spread(r['accuracy_average'] for r in results)} "
             f"| {results[0]['bytes_up']:,} | {results[0]['bytes_down']:,} |"
         )
     return "\n".join([*lines, "", f"Commits: {', '.join(sorted(commits)) or 'none yet'}."])

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from fedrp import kernels
 from fedrp.aggregate import weighted_sum
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, Speed
@@ -264,6 +265,7 @@ def _serve(pipe: Connection, setup: HostSetup) -> None:
 def set_threads(speed: Speed) -> None:
     """Let this process compute with as many threads as configured."""
     torch.set_num_threads(speed.threads)
+    kernels.set_threads(speed.threads)
 
 
 class Hosts:
