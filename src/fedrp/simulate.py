@@ -91,7 +91,7 @@ def require_device(name: str) -> None:
     """Refuse a device that torch does not have here."""
     try:
         torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
         raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
 
 
