@@ -40,6 +40,10 @@ def _subspace(dims: Iterable[int], family: str = "sign") -> dict[str, str]:
     return {f"fedrp-subspace-{m}": f"--algorithm fedrp-subspace --projection {family} --dim {m}" for m in dims}
 
 
+def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
+    return {"fedavg-default": "", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
+
+
 MNIST = "--dataset mnist --clients 100 --rounds 30"
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
@@ -60,9 +64,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "fedavg-grid": Experiment(
-        "FedAvg's learning rate, full MNIST, E = 1",
+        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 1",
         f"{MNIST} --local-epochs 1 --algorithm fedavg",
-        {f"fedavg-lr{lr}": f"--lr {lr}" for lr in (0.05, 0.1, 0.2, 0.4)},
+        _fedavg_rates((0.05, 0.2, 0.4)),
     ),
     "budget": Experiment(
         "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
@@ -74,9 +78,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
     ),
     "five-epochs": Experiment(
-        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5",
+        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
         f"{MNIST} --local-epochs 5",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100))},
+        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1))},
+    ),
+    "five-epochs-grid": Experiment(
+        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
+        f"{MNIST} --local-epochs 5 --algorithm fedavg",
+        _fedavg_rates((0.05, 0.2)),
     ),
     "non-iid": Experiment(
         "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
@@ -84,7 +93,25 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             f"{name}-{split}": f"--partition {split} {options}"
             for split in ("dirichlet:0.1", "shards:2")
-            for name, options in {"fedavg": "--algorithm fedavg", **_subspace((1000,))}.items()
+            for name, options in {
+                "fedavg": "--algorithm fedavg",
+                **_subspace((1000,)),
+                "proximal": f"{_subspace((1000,))['fedrp-subspace-1000']} --proximal 0.01",
+                "momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --server-momentum 0.5",
+                "samples": f"{_subspace((1000,))['fedrp-subspace-1000']} --weighting samples",
+            }.items()
+            if not (name == "samples" and split == "shards:2")  # there all clients have equally many
+        },
+    ),
+    "cifar": Experiment(
+        "CIFAR-10, a fifth of the training pictures, the paper's GroupNorm network, 50 clients, 20 rounds, E = 1",
+        "--dataset cifar10 --train-examples 10000 --model cnn --clients 50 --rounds 20 --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            "fedadmm": "--algorithm fedadmm",
+            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
+            **_subspace((10000,)),
+            "fwc": "--algorithm fwc",
         },
     ),
     "fashion": Experiment(
@@ -166,8 +193,9 @@ def table(name: str) -> str:
         commits |= {result["origin"]["commit"] for result in results}
         low = min(result["accuracy_client_min"] for result in results)
         high = max(result["accuracy_client_max"] for result in results)
+        shown = f"`{options}`" if options else "default"
         lines.append(
-            f"| `{options}` | {len(results)} | {_spread(r['accuracy'] for r in results)} "
+            f"| {shown} | {len(results)} | {_spread(r['accuracy'] for r in results)} "
             f"| {_spread(r['accuracy_client_mean'] for r in results)} ({low:.1f}..{high:.1f}) "
             f"| {_spread(r['accuracy_average'] for r in results)} "
             f"| {results[0]['bytes_up']:,} | {results[0]['bytes_down']:,} |"

@@ -25,6 +25,7 @@ from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
 from fedrp.simulate import evaluate
+from fedrp.task import split_among_clients
 from helpers import SHORT, TinyNet, blobs, command, environment, round_keys, run_and_die, tiny_config, tiny_task
 
 # Four groups of clients, so that three workers have unequal shares.
@@ -172,6 +173,21 @@ def test_a_task_for_another_number_of_clients_is_refused(task: Task) -> None:
         simulate(tiny_config("fedavg", clients=2), Task(TinyNet, [blobs(10), blobs(0)], task.test))
     with pytest.raises(DataError, match="81 cannot share 80 examples"):
         simulate(tiny_config("fedavg", clients=81), task)
+
+
+def test_a_part_of_the_training_examples_is_drawn_by_the_seed(task: Task) -> None:
+    def shares(seed: int) -> list[torch.Tensor]:
+        return [part.x for part in split_among_clients(task, tiny_config("fedavg", train_examples=20, seed=seed))]
+
+    first, again, other = torch.cat(shares(0)), torch.cat(shares(0)), torch.cat(shares(1))
+    assert [len(share) for share in shares(0)] == [5] * 4
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(torch.unique(first, dim=0)) == 20  # none twice
+    with pytest.raises(ConfigError, match="train_examples=81, but 'custom' has 80"):
+        simulate(tiny_config("fedavg", train_examples=81), task)
+    with pytest.raises(ConfigError, match="train_examples=5, but the task comes split"):
+        simulate(tiny_config("fedavg", clients=2, train_examples=5), Task(TinyNet, [blobs(10), blobs(9)], task.test))
 
 
 def test_a_model_that_cannot_be_sent_to_workers_is_refused_with_a_way_out(task: Task) -> None:

@@ -50,6 +50,7 @@ class RunConfig:
     rho: float | None = _setting(None, "ADMM penalty; default by algorithm")
     dim: int = _setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str | None = _setting(None, "projection family: gaussian, sign or hadamard; default by size")
+    train_examples: int | None = _setting(None, "use only this many training examples, drawn at random; default all")
     partition: str = _setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = _setting(1.0, "fraction of clients that take part in a round")
     sampling: str = _setting("fixed", "how participants are drawn: fixed (a set number) or poisson (each by a coin)")
@@ -69,6 +70,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        limit = self.train_examples
+        _require(limit is None or limit >= 1, "train_examples", limit, "a whole number of at least 1")
         for name in ("lr", "rho", "clip", "dp_epsilon"):
             value = getattr(self, name)
             _require(value is None or 0 < value < float("inf"), name, value, "a number above 0")

@@ -129,6 +129,7 @@ class RunResult:
             "parameters": self.parameters,
             "dim": config.dim if self.secret else None,
             "projection": config.projection if self.secret else None,
+            "train_examples": config.train_examples,
             "partition": config.partition,
             "participation": config.participation,
             "batch_size": config.batch_size,

@@ -80,11 +80,24 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         empty = next((client for client, part in enumerate(parts) if len(part.y) == 0), None)
         if empty is not None:
             raise DataError(f"client {empty} has no examples")
+        if config.train_examples is not None:
+            raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
         return parts
-    whole = examples(task.train)
+    whole = _limited(examples(task.train), config)
     labels = whole.y.numpy() if not whole.y.is_floating_point() else np.zeros(len(whole.y), np.int64)
     shares = partition(config.partition, labels, config.clients, RunSeed(config.seed).generator("partition"))
     return [Examples(whole.x[torch.from_numpy(share)], whole.y[torch.from_numpy(share)]) for share in shares]
+
+
+def _limited(whole: Examples, config: RunConfig) -> Examples:
+    if config.train_examples is None:
+        return whole
+    if config.train_examples > len(whole.y):
+        raise ConfigError(
+            f"train_examples={config.train_examples}, but '{config.dataset}' has {len(whole.y)}: use less"
+        )
+    chosen = RunSeed(config.seed).generator("train-examples").permutation(count)[: config.train_examples]
+    return Examples(whole.x[torch.from_numpy(chosen)], whole.y[torch.from_numpy(chosen)])
 
 
 def examples(source: Source) -> Examples:

@@ -1,0 +1,111 @@
+"""FedRP-Subspace: its equations step by step, exact consensus, and defaults that never diverge."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrp import RunConfig, Task, kernels, simulate
+from fedrp.algorithms.subspace import fingerprint, step_size
+from fedrp.models import layout_of, load_vector, secret_initial
+from fedrp.projection import FAMILIES, make_projection, norm_bound
+from fedrp.secret import SecretKey
+from fedrp.task import split_among_clients
+from helpers import CLASSES, FEATURES, Federation, TinyNet, blobs, client_batches, round_keys, tiny_config, tiny_task
+
+PARAMETERS = layout_of(TinyNet()).size
+
+
+def reference(config: RunConfig, task: Task) -> np.ndarray:
+    """The algorithm as its equations say it, in float64 with the matrix written out."""
+    data = split_among_clients(task, config)
+    keys = round_keys(config)
+    w = secret_initial(TinyNet, keys[0]).astype(np.float64)
+    velocity = np.zeros_like(w)
+    for round_ in range(1, config.rounds + 1):
+        family = config.projection or "gaussian"
+        matrix = make_projection(family, keys[round_], PARAMETERS, config.dim).forward(np.eye(PARAMETERS, dtype="f4")).T
+        A = matrix.astype(np.float64)
+        lr = step_size(config.lr or 0.0, norm_bound(family, PARAMETERS, config.dim))
+        thetas = []
+        for client, (x, y) in enumerate(data):
+            theta, moving = np.zeros(config.dim), np.zeros(config.dim)
+            for batch in client_batches(config, round_, client, len(y)):
+                net = load_vector(TinyNet(), (w + A.T @ theta).astype(np.float32))
+                net.zero_grad()
+                torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
+                g = torch.cat([p.grad.reshape(-1) for p in net.parameters()]).numpy().astype(np.float64)
+                step = A @ g + config.proximal * PARAMETERS / config.dim * theta
+                if config.grad_clip:
+                    step *= min(1.0, config.grad_clip / np.linalg.norm(step))
+                moving = config.momentum * moving + step
+                theta = theta - lr * moving
+            thetas.append(theta)
+        weights = [len(d.y) if config.weighting == "samples" else 1 for d in data]
+        velocity = config.server_momentum * velocity + A.T @ np.average(thetas, axis=0, weights=weights)
+        w = w + velocity
+    return w
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"grad_clip": 0.1},
+        {"server_momentum": 0.5},
+        {"proximal": 0.3},
+        {"weighting": "samples", "partition": "dirichlet:0.5"},
+        {"momentum": 0.0, "local_epochs": 2},
+    ],
+    ids=lambda change: ",".join(change) or "plain",
+)
+def test_the_simulator_computes_the_equations(family: str, change: dict[str, object]) -> None:
+    config, task = tiny_config("fedrp-subspace", projection=family, **change), tiny_task()
+    np.testing.assert_allclose(simulate(config, task).model, reference(config, task), rtol=0, atol=2e-5)
+
+
+def test_the_step_size_is_bounded_by_the_matrix_norm() -> None:
+    assert step_size(0.1, 4.0) == 0.1
+    assert step_size(0.1, 80.0) == pytest.approx(0.01)
+
+
+def learning_task() -> Task:
+    return Task(TinyNet, blobs(240, 1), blobs(300, 2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dim", [1, 2, 10, 40, PARAMETERS - 1, PARAMETERS])
+def test_default_settings_never_diverge_whatever_m(family: str, dim: int) -> None:
+    config = RunConfig(algorithm="fedrp-subspace", clients=4, rounds=8, dim=dim, projection=family, batch_size=8)
+    losses = [record.evaluation.delivered.loss for record in simulate(config, learning_task()).records]
+    # w may wander where m is tiny, but it must not run away; with enough directions it learns.
+    assert max(losses) < 3 * np.log(CLASSES) + 3
+    if dim >= 10:
+        assert losses[-1] < 0.9 * losses[0] or losses[-1] < 0.3
+
+
+@pytest.mark.parametrize("family", ["sign", "hadamard"])
+def test_copies_are_bit_identical_whatever_the_threads_and_who_computes_them(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("fedrp-subspace", projection=family, clients=6)
+    task = tiny_task(96)
+    one = simulate(config, task).model
+    monkeypatch.setattr(kernels, "_VALUES_PER_THREAD", 1)  # so that even small vectors are cut up
+    run = Federation(config, task)  # clients one by one, not stacked
+    for threads in (1, 2, 3):
+        kernels.set_threads(threads)
+        run.round()
+    kernels.set_threads(1)
+    for model in run.final_models().values():
+        assert model.tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fingerprint_tells_models_and_keys_apart(family: str) -> None:
+    key, other = SecretKey(bytes(32)), SecretKey(bytes(31) + b"\x01")
+    model = np.linspace(-1, 1, FEATURES * 50, dtype=np.float32)
+    mark = fingerprint(family, key, model)
+    assert mark == fingerprint(family, key, model.copy())
+    assert mark != fingerprint(family, other, model)
+    assert mark != fingerprint(family, key, model + np.float32(0.1))
