@@ -92,12 +92,11 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
 def _limited(whole: Examples, config: RunConfig) -> Examples:
     if config.train_examples is None:
         return whole
-    if config.train_examples > len(whole.y):
-        raise ConfigError(
-            f"train_examples={config.train_examples}, but '{config.dataset}' has {len(whole.y)}: use less"
-        )
-    chosen = RunSeed(config.seed).generator("train-examples").permutation(count)[: config.train_examples]
-    return Examples(whole.x[torch.from_numpy(chosen)], whole.y[torch.from_numpy(chosen)])
+    asked, count = config.train_examples, len(whole.y)
+    if asked > count:
+        raise ConfigError(f"train_examples={asked}, but '{config.dataset}' has {count}: use at most that")
+    chosen = torch.from_numpy(RunSeed(config.seed).generator("train-examples").permutation(count)[:asked])
+    return Examples(whole.x[chosen], whole.y[chosen])
 
 
 def examples(source: Source) -> Examples:
