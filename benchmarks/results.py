@@ -45,6 +45,8 @@ def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
 
 
 MNIST = "--dataset mnist --clients 100 --rounds 30"
+PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
+PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace((100, 1000, 10000))}
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
         "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
@@ -112,6 +114,16 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
             **_subspace((10000,)),
             "fwc": "--algorithm fwc",
+        },
+    ),
+    "private-grid": Experiment(
+        "Client-level (10, 1e-5): the grid of each method, 100 clients with 100 pictures of MNIST each, 20 rounds",
+        f"{PRIVATE} --dp-epsilon 10",
+        {
+            f"{name}-clip{clip}-lr{lr}": f"{options} --clip {clip} --lr {lr}"
+            for name, options in PRIVATE_METHODS.items()
+            for clip in (0.1, 0.3, 1)
+            for lr in (0.1, 0.3)
         },
     ),
     "fashion": Experiment(
