@@ -90,19 +90,24 @@ EXPERIMENTS: dict[str, Experiment] = {
         _fedavg_rates((0.05, 0.2)),
     ),
     "non-iid": Experiment(
-        "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
         f"{MNIST} --local-epochs 1",
         {
             f"{name}-{split}": f"--partition {split} {options}"
             for split in ("dirichlet:0.1", "shards:2")
-            for name, options in {
-                "fedavg": "--algorithm fedavg",
-                **_subspace((1000,)),
-                "proximal": f"{_subspace((1000,))['fedrp-subspace-1000']} --proximal 0.01",
-                "momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --server-momentum 0.5",
-                "samples": f"{_subspace((1000,))['fedrp-subspace-1000']} --weighting samples",
-            }.items()
-            if not (name == "samples" and split == "shards:2")  # there all clients have equally many
+            for name, options in {"fedavg": "--algorithm fedavg", **_subspace((1000,))}.items()
+        },
+    ),
+    "non-iid-options": Experiment(
+        "What helps with different data: m = 1,000, 100 clients with 100 pictures each on average, 30 rounds, E = 1",
+        f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
+        {
+            f"{split}{option}".replace(" ", "_"): f"--partition {split} {option}".strip()
+            for split in ("iid", "dirichlet:0.1", "shards:2")
+            for option in (
+                *("", "--proximal 0.01", "--proximal 0.1", "--server-momentum 0.5", "--server-momentum 0.9"),
+                *(("--weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
+            )
         },
     ),
     "cifar": Experiment(
