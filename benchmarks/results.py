@@ -10,13 +10,14 @@ is FEDRP_DATA.
 
 import argparse
 import datetime
+import functools
 import json
 import platform
 import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,17 +252,56 @@ def draw_budget(path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def compression_table() -> str:
+    """What `benchmarks/compression.py` kept, next to FedRP-Subspace at the same bytes up."""
+    kept = json.loads((KEPT / "compression.json").read_text())
+    ours = Run("subspace", "fedrp-subspace-1000", kept["seed"]).result() or {}
+    rows = [("fedrp-subspace, m = 1,000", ours["accuracy"], ours["bytes_up"], ours["bytes_down"])]
+    rows += [(f"`{k}`", m["accuracy"], m["bytes_up"], m["bytes_down"]) for k, m in kept["methods"].items()]
+    return "\n".join(
+        [
+            f"`{kept['origin']['command']}`, commit {kept['origin']['commit']}, seed {kept['seed']}.",
+            "",
+            "| method | accuracy % | sent B | received B |",
+            "|---|---|---|---|",
+            *(f"| {name} | {accuracy:.2f} | {up:,.0f} | {down:,.0f} |" for name, accuracy, up, down in rows),
+        ]
+    )
+
+
+def rounds_table() -> str:
+    """What `benchmarks/rounds.py` kept."""
+    kept = json.loads((KEPT / "rounds.json").read_text())
+    lines = [
+        f"`{kept['origin']['command']}`, commit {kept['origin']['commit']}, load before it "
+        f"{kept['origin']['load_average_before']:.1f}.",
+        "",
+        "| method | seconds per round, each repeat | ratio to FedAvg in the same repeat, median (min..max) |",
+        "|---|---|---|",
+    ]
+    for name, seconds in kept["seconds"].items():
+        ratios = kept["ratios"][name]
+        shown = ", ".join(f"{value:.1f}" for value in seconds)
+        lines.append(f"| {name} | {shown} | {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) |")
+    return "\n".join(lines)
+
+
 def render() -> None:
     page = PAGE.read_text()
-    figure = FIGURES / "accuracy_against_bytes.svg"
-    if figure.name in page:
-        draw_budget(figure)
-    for name in EXPERIMENTS:
+    for name, draw in FIGURE_MAKERS.items():
+        if name in page:
+            draw(FIGURES / name)
+    makers = {**{name: functools.partial(table, name) for name in EXPERIMENTS}, **OTHER_TABLES}
+    for name, make in makers.items():
         start, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if start in page:
             before, rest = page.split(start, 1)
-            page = f"{before}{start}\n{table(name)}\n{end}{rest.split(end, 1)[1]}"
+            page = f"{before}{start}\n{make()}\n{end}{rest.split(end, 1)[1]}"
     PAGE.write_text(page)
+
+
+FIGURE_MAKERS: dict[str, Callable[[Path], None]] = {"accuracy_against_bytes.svg": draw_budget}
+OTHER_TABLES: dict[str, Callable[[], str]] = {"compression": compression_table, "rounds": rounds_table}
 
 
 def main() -> None:
