@@ -291,8 +291,8 @@ def render() -> None:
     for name, draw in FIGURE_MAKERS.items():
         if name in page:
             draw(FIGURES / name)
-    makers = {**{name: functools.partial(table, name) for name in EXPERIMENTS}, **OTHER_TABLES}
-    for name, make in makers.items():
+    tables: dict[str, Callable[[], str]] = {name: functools.partial(table, name) for name in EXPERIMENTS}
+    for name, make in {**tables, **OTHER_TABLES}.items():
         start, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if start in page:
             before, rest = page.split(start, 1)
