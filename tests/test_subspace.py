@@ -1,15 +1,17 @@
 """FedRP-Subspace: its equations step by step, exact consensus, and defaults that never diverge."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from fedrp import RunConfig, Task, kernels, simulate
 from fedrp.algorithms.subspace import fingerprint, step_size
-from fedrp.models import layout_of, load_vector, secret_initial
+from fedrp.models import MODELS, layout_of, load_vector, secret_initial
 from fedrp.projection import FAMILIES, make_projection, norm_bound
 from fedrp.secret import SecretKey
-from fedrp.task import split_among_clients
+from fedrp.task import named_task, split_among_clients
 from helpers import CLASSES, FEATURES, Federation, TinyNet, blobs, client_batches, round_keys, tiny_config, tiny_task
 
 PARAMETERS = layout_of(TinyNet()).size
@@ -82,6 +84,24 @@ def test_default_settings_never_diverge_whatever_m(family: str, dim: int) -> Non
     assert max(losses) < 3 * np.log(CLASSES) + 3
     if dim >= 10:
         assert losses[-1] < 0.9 * losses[0] or losses[-1] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("model", "examples"),
+    [("lenet5", 512), *(pytest.param(name, 128, marks=pytest.mark.slow) for name in ("cnn", "resnet18", "vgg16"))],
+)
+def test_default_settings_learn_with_every_bundled_model(model: str, examples: int) -> None:
+    config = RunConfig(algorithm="fedrp-subspace", model=model, clients=2, rounds=4, train_examples=examples)
+    task = named_task(config)
+    x, y = task.train  # type: ignore[misc]
+    seen = dataclasses.replace(task, test=(x[:400], y[:400]))
+    losses = [record.evaluation.delivered.loss for record in simulate(config, seen).records]
+    assert max(losses) < 2 * np.log(10)
+    assert losses[-1] < np.log(10) - 0.01  # better than knowing nothing
+
+
+def test_the_models_above_are_all() -> None:
+    assert set(MODELS) == {"lenet5", "cnn", "resnet18", "vgg16"}
 
 
 @pytest.mark.parametrize("family", ["sign", "hadamard"])
