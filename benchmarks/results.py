@@ -67,9 +67,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "fedavg-grid": Experiment(
-        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 1",
+        "FedAvg's learning rate (0.2 is the default), full MNIST, E = 1",
         f"{MNIST} --local-epochs 1 --algorithm fedavg",
-        _fedavg_rates((0.05, 0.2, 0.4)),
+        _fedavg_rates((0.1, 0.4)),
+    ),
+    "subspace-grid": Experiment(
+        "FedRP-Subspace's learning rate (0.2 is the default), full MNIST, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {
+            f"m{m}-lr{lr or 'default'}": _subspace((m,))[f"fedrp-subspace-{m}"] + (f" --lr {lr}" if lr else "")
+            for m in (1000, 100)
+            for lr in (None, 0.1, 0.4)
+        },
     ),
     "budget": Experiment(
         "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
@@ -86,9 +95,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1))},
     ),
     "five-epochs-grid": Experiment(
-        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
+        "FedAvg's learning rate (0.2 is the default), full MNIST, E = 5",
         f"{MNIST} --local-epochs 5 --algorithm fedavg",
-        _fedavg_rates((0.05, 0.2)),
+        _fedavg_rates((0.1, 0.4)),
     ),
     "non-iid": Experiment(
         "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
