@@ -138,7 +138,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             f"{name}-clip{clip}-lr{lr}": f"{options} --clip {clip} --lr {lr}"
             for name, options in PRIVATE_METHODS.items()
             for clip in (0.1, 0.3, 1)
-            for lr in (0.1, 0.3)
+            for lr in (0.1, 0.3, 1)
         },
     ),
     "fashion": Experiment(
