@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.masks import Masker
 from fedrp.privacy.events import Adversary
+from fedrp.result import RoundRecord
 from fedrp.secret import SecretKey
 from fedrp.secure_sum import Call
 from fedrp.silo import Silo
@@ -168,6 +170,23 @@ def test_with_dropouts_a_run_ends_well_and_repeats(name: str, task: Task) -> Non
     assert max(dropped) >= 2
     assert 1 not in dropped  # never a sum without a single client
     assert simulate(config, task).model.tobytes() == result.model.tobytes()
+
+
+def test_stopped_after_any_round_a_masked_run_resumes_to_the_same_end(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedrp-subspace", clients=9, rounds=4, dropout=0.15, seed=5, secure_aggregation=True)
+    config = dataclasses.replace(config, weighting="samples", sealing="hybrid")
+    undisturbed = simulate(config, task)
+    for last in (1, 3):
+
+        def stop(record: RoundRecord, last: int = last) -> None:
+            if record.round == last:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            simulate(config, task, out=tmp_path / str(last), on_round=stop)
+        resumed = simulate(config, task, out=tmp_path / str(last), resume=True)
+        assert resumed.model.tobytes() == undisturbed.model.tobytes()
+        assert [record.traffic for record in resumed.records] == [record.traffic for record in undisturbed.records]
 
 
 def test_the_sum_of_those_who_came_is_exact() -> None:
