@@ -419,7 +419,9 @@ def test_no_key_no_model_and_no_matrix_reaches_the_server(name: str, projection:
     for key in keys:
         matrix = make_projection(projection, key, len(models[0]) // 4, config.dim).adjoint(units)
         for row in matrix:
-            assert not {part for part in windows(row.tobytes()) if any(part)} & seen  # zeros are everywhere
+            # Zeros are everywhere, and next to them every other byte now and then: random ones of checksums.
+            telling = {part for part in windows(row.tobytes()) if sum(map(bool, part)) >= 4}
+            assert not telling & seen
 
 
 def test_the_search_finds_what_is_there() -> None:
