@@ -178,6 +178,8 @@ def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
 
     if name in ALGORITHMS and not ALGORITHMS[name].private:
         config = dataclasses.replace(config, dp_epsilon=None, noise_multiplier=None)
+    if name in ALGORITHMS and not ALGORITHMS[name].bounds_models:
+        config = dataclasses.replace(config, ball=None, sensitivity=None, norm_floor=None)
     return dataclasses.replace(config, algorithm=name)
 
 

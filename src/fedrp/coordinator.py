@@ -66,6 +66,7 @@ class RoundReport(NamedTuple):
 
     participants: tuple[int, ...]
     refused: Mapping[int, str]  # client -> why its reply was not used
+    consensus_bound: float | None = None  # no two participants' models are further apart, see `Algorithm.certify`
 
 
 def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
@@ -156,7 +157,7 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
     if dealer in uploads or dealer in differing:  # a client whose model differs can still deal
         with contextlib.suppress(ProtocolError):  # envelopes that are none: `request_key` asks another client
             server = take_keys(server, {dealer: replies[dealer]})
-    return _pruned(server), RoundReport(tuple(uploads), refused)
+    return _pruned(server), RoundReport(tuple(uploads), refused, server.algorithm.certify(server.config, vectors))
 
 
 def request_key(server: Coordinator, attempt: int) -> Packets:

@@ -82,6 +82,9 @@ class Algorithm(NamedTuple):
     client_finish: Callable[[Local, Participant], ClientState]
     server_round: Callable[[RunConfig, Vector | None, Sequence[Vector], Sequence[float]], Vector]
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
+    bounds_models: bool = False  # clients can keep their model near the start and long enough
+    # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
+    certify: Callable[[RunConfig, Sequence[Vector]], float | None] = lambda _config, _uploads: None
 
 
 def full_vector(_config: RunConfig, parameters: int) -> int:

@@ -98,7 +98,7 @@ def releases(config: RunConfig) -> list[Release]:
     clipped = f"every update is clipped to norm {config.clip:g}, so the sensitivity is enforced"
     if config.dp_noise == "local":
         own = (clipped, "every client adds all of the noise itself")
-        return [Release(adversary, client, seen, own) for adversary in Adversary]
+        return [Release(adversary, client, seen, own) for adversary in Adversary if adversary.real]
     single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
     alone = [Release(adversary, client, single) for adversary in (Adversary.SERVER, Adversary.SERVER_AND_CLIENT)]
     shared = (clipped, "the clients of the quorum add their shares of the noise")
