@@ -4,7 +4,7 @@
 is loaded, trained and read without a copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -144,7 +144,11 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     deviation; constant tensors (zero biases, unit gains) stay. The template comes from a public seed, so every client
     computes the same vector.
     """
-    template, laws = initial_laws(factory)
+    return drawn_initial(*initial_laws(factory), key)
+
+
+def drawn_initial(template: Vector, laws: Sequence["TensorLaw"], key: SecretKey) -> Vector:
+    """The secret initial model, for laws that are at hand."""
     normals = key.derive("initial-model").normals(template.size)
     result = np.empty_like(template)
     for part, mean, spread in laws:
