@@ -1,6 +1,6 @@
 """The measured part of docs/privacy.md: run it, keep it, render it.
 
-    python benchmarks/privacy_measured.py run joint-view     the clients' vectors along a training run (about 10 minutes)
+    python benchmarks/privacy_measured.py run joint-view     the clients' vectors along a training run (10 minutes)
     python benchmarks/privacy_measured.py run audit          lower bounds on epsilon, mechanism by mechanism (minutes)
     python benchmarks/privacy_measured.py render             write the tables between the markers of docs/privacy.md
 
@@ -55,8 +55,8 @@ class Seen(NamedTuple):
 def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     """A run in this process, round by round."""
     task = named_task(config)
-    x, y = task.train  # type: ignore[misc]
-    task = type(task)(task.model, (x[:pictures], y[:pictures]), task.test, dataset=task.dataset)
+    whole = examples(task.train)  # type: ignore[arg-type]  # one table of pictures, not yet split
+    task = type(task)(task.model, (whole.x[:pictures], whole.y[:pictures]), task.test, dataset=task.dataset)
     parameters = layout_of(built(task.model)).size
     config = resolved(config, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
@@ -152,7 +152,7 @@ def audits() -> dict[str, Any]:
     lines = []
     for options in AUDITS:
         command = [sys.executable, "-c", "from fedrp.cli import main; main()", "audit", *options.split(), "--json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, text=True)
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
         if not done.stdout:
             raise SystemExit(f"failed: fedrp audit {options}: {done.stderr}")
         lines.append({"command": f"fedrp audit {options}", **json.loads(done.stdout)})

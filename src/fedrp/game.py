@@ -22,7 +22,7 @@ from torch import nn
 
 from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
-from fedrp.config import RunConfig, settled
+from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
 from fedrp.host import SimulatedEntropy
 from fedrp.models import Vector, drawn_initial, initial_laws, public_initial
@@ -122,12 +122,15 @@ def audit(
     `adversary` is the one whose claim is tested, by default the strongest that has one (the server where none has).
     `parameters` is the size of the stand-in model. The seed of the config decides all randomness.
     """
+    require_choice("algorithm", config.algorithm, ALGORITHMS)
     if trials < 4:
         raise ConfigError(f"trials={trials} is not valid: expected a whole number of at least 4")
     if config.clip_quantile is not None or config.participation != 1:
         raise ConfigError(
             "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
         )
+    if not ALGORITHMS[config.algorithm].exchanges:
+        raise ConfigError(f"algorithm '{config.algorithm}' sends nothing: there is nothing to audit")
     claimed = _resolved(config, parameters)
     claim, event = _claim(claimed, adversary)
     mechanism = Mechanism(_broken(claimed, fault), parameters)

@@ -35,7 +35,8 @@ class LowerBound(NamedTuple):
     epsilon: float
     threshold: float
     above: bool  # the event is "score above threshold", or "not above"
-    hit_rate: float  # of the event in the world where it is frequent, a lower confidence limit
+    inside: bool  # it is frequent inside, or outside
+    hit_rate: float  # of the event where it is frequent, a lower confidence limit
     false_rate: float  # in the other world, an upper confidence limit
 
 
@@ -72,13 +73,17 @@ def audit_bounds(
     chosen, measured = zip(*halves, strict=True)
     risk = (1 - confidence) / _LIMITS
 
-    both_ways = [_proved(above, chosen, measured, _any_proof(delta), risk) for above in (True, False)]
+    every_way = [
+        _proved(above, inside_, chosen, measured, _any_proof(delta), risk)
+        for above in (True, False)
+        for inside_ in (True, False)
+    ]
     family = _family_proof(event, delta)
     return AuditBounds(
         # By the half that chooses: looking at the measured half would be one more test.
-        max(both_ways, key=lambda candidate: candidate.expected).bound,
+        max(every_way, key=lambda candidate: candidate.expected).bound,
         # In a Gaussian's and a projection's game larger scores mean inside.
-        None if family is None else _proved(True, chosen, measured, family, risk).bound,
+        None if family is None else _proved(True, True, chosen, measured, family, risk).bound,
         confidence,
     )
 
@@ -108,14 +113,22 @@ class _Candidate(NamedTuple):
 
 
 def _proved(
-    above: bool, chosen: tuple[FloatArray, ...], measured: tuple[FloatArray, ...], proof: _Proof, risk: float
+    above: bool,
+    inside: bool,
+    chosen: tuple[FloatArray, ...],
+    measured: tuple[FloatArray, ...],
+    proof: _Proof,
+    risk: float,
 ) -> _Candidate:
+    """What the event (score above a threshold, or not) proves that is frequent inside, or outside."""
+    if not inside:
+        chosen, measured = chosen[::-1], measured[::-1]
     thresholds = np.quantile(np.concatenate(chosen), np.linspace(0, 1, _CANDIDATES))
     expected = proof.strength(*_limits(above, chosen, thresholds, risk))
     best = int(np.argmax(expected))
     hits, misses = _limits(above, measured, thresholds[best : best + 1], risk)
     epsilon = proof.epsilon(float(proof.strength(hits, misses)[0]))
-    bound = LowerBound(epsilon, float(thresholds[best]), above, float(hits[0]), float(misses[0]))
+    bound = LowerBound(epsilon, float(thresholds[best]), above, inside, float(hits[0]), float(misses[0]))
     return _Candidate(float(expected[best]), bound)
 
 
@@ -123,14 +136,14 @@ def _limits(
     above: bool, worlds: tuple[FloatArray, ...], thresholds: FloatArray, risk: float
 ) -> tuple[FloatArray, FloatArray]:
     """The least probability of the event where it is frequent, the largest where it is not."""
-    inside, outside = worlds if above else worlds[::-1]
+    frequent, rare = worlds
 
     def count(scores: FloatArray) -> FloatArray:
         larger = scores.size - np.searchsorted(np.sort(scores), thresholds, side="right")
         return np.asarray(larger if above else scores.size - larger, np.float64)
 
-    hits, _ = clopper_pearson(count(inside), inside.size, risk)
-    _, misses = clopper_pearson(count(outside), outside.size, risk)
+    hits, _ = clopper_pearson(count(frequent), frequent.size, risk)
+    _, misses = clopper_pearson(count(rare), rare.size, risk)
     return hits, misses
 
 
