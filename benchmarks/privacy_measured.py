@@ -130,8 +130,8 @@ def joint_view_table(kept: dict[str, Any]) -> str:
 
 # --- audit ---------------------------------------------------------------------------------------------------------
 
-NOISY = "--dp-epsilon 4 --trials 2000"
-BALL = "--dim 8 --ball 0.02 --parameters 2000 --trials 2000"
+NOISY = "--dp-epsilon 4 --trials 1000"
+BALL = "--dim 8 --ball 0.02 --parameters 2000 --trials 1000"
 AUDITS = (
     f"--algorithm fedavg-dp {NOISY}",
     f"--algorithm fedavg-dp --rounds 3 --clients 3 {NOISY}",
@@ -140,7 +140,7 @@ AUDITS = (
     f"--algorithm fedrp --clients 1 {BALL}",
     f"--algorithm fedrp --clients 2 --adversary one-vector {BALL}",
     f"--algorithm fedrp --clients 2 --adversary server {BALL}",
-    "--algorithm fedavg --trials 2000",
+    "--algorithm fedavg --trials 1000",
     f"--algorithm fedrp-subspace --broken no-noise {NOISY}",
     f"--algorithm fedrp-subspace --broken half-noise {NOISY}",
     f"--algorithm fedrp-subspace --broken reused-key {NOISY}",

@@ -430,3 +430,28 @@ def _counting(name: str, total: int) -> typing.Iterator[Callable[[int], None]]:
                 print(f"{name} {done}/{total}", file=sys.stderr, flush=True)
 
         yield on_step
+
+
+@cli.command()
+@_settings
+@click.option("--neighbours", default=8, show_default=True, help="data sets that differ in one record")
+@click.option("--change", default="replace", show_default=True, help="what happens to the record: replace or remove")
+@click.option("--client", default=0, show_default=True, help="whose data set")
+def sensitivity(config: Path | None, neighbours: int, change: str, client: int, **given: Any) -> None:
+    """Estimate how far one record moves a client's model, by training again on neighbouring data sets."""
+    from fedrp.neighbours import estimate_sensitivity
+    from fedrp.task import named_task
+
+    settings, speed, command = _read(config, given)
+    task = named_task(settings, _path(command.data_dir))
+    told = estimate_sensitivity(settings, task, neighbours, change, client, speed.workers).as_json()
+    if command.json:
+        print(json.dumps(told))
+        return
+    print(f"sensitivity              {told['sensitivity']:.4g}, ESTIMATED: {told['reason']}")
+    if told["norm_floor"] is not None:
+        print(f"norm floor               {told['norm_floor']:.4g}, alpha {told['alpha']:.4g}")
+    for number, spread in enumerate(told["rounds"], 1):
+        shown = f"{spread['smallest']:.4g} to {spread['largest']:.4g}, mean {spread['mean']:.4g}"
+        print(f"round {number:<4} distances     {shown}, deviation {spread['deviation']:.2g}")
+    print("an estimate is no bound: enforce one with --ball (fedrp) or --clip (private algorithms)")
