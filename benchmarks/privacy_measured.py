@@ -24,9 +24,10 @@ import numpy.typing as npt
 from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, Speed
-from fedrp.host import ClientHost, HostSetup, grouped, set_threads
+from fedrp.host import ClientHost, HostSetup, grouped, set_threads, simulated_roster
 from fedrp.models import built, layout_of
 from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
+from fedrp.rng import RunSeed
 from fedrp.simulate import resolved
 from fedrp.task import examples, named_task, split_among_clients
 from fedrp.wire import Kind
@@ -61,13 +62,15 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     config = resolved(config, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
     run, groups = b"privacy measured", grouped(config.clients, parameters)
+    roster = simulated_roster(RunSeed(config.seed), config.clients)
     set_threads(Speed())
     host = ClientHost(
-        HostSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, examples(task.test))
+        HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
     )
     size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
     server = coordinator.new_coordinator(config, run, size)
-    server = coordinator.take_keys(server, host.respond(coordinator.invite(server, host.hello())))
+    server = coordinator.welcome(server, host.hello())
+    server = coordinator.take_keys(server, host.respond(coordinator.request_key(server, 0)))
     for round_ in range(1, config.rounds + 1):
         server, packets = coordinator.open_round(server)
         replies = host.respond(packets)

@@ -114,12 +114,14 @@ NOISY = [
     game("fedavg-dp", dp_epsilon=8.0, clients=3, rounds=2),
     game("fedrp-subspace", dp_epsilon=8.0),
     game("fedrp-subspace", dp_epsilon=8.0, dp_noise="local", projection="sign"),
+    game("fedavg-dp", dp_epsilon=8.0, clients=3, secure_aggregation=True),
 ]
 BALL = game("fedrp", clients=1, ball=0.02)
 
 
 def label(config: RunConfig) -> str:
-    return f"{config.algorithm}-{config.dp_noise}-{config.clients}-{config.rounds}"
+    masked = "-masked" if config.secure_aggregation else ""
+    return f"{config.algorithm}-{config.dp_noise}-{config.clients}-{config.rounds}{masked}"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -134,7 +136,7 @@ def test_no_mechanism_leaks_more_than_it_claims(config: RunConfig, seed: int) ->
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_NOISE, Fault.HALF_NOISE, Fault.REUSED_KEY])
-@pytest.mark.parametrize("config", [NOISY[0], NOISY[1], NOISY[3]], ids=label)
+@pytest.mark.parametrize("config", [NOISY[0], NOISY[3], NOISY[5]], ids=label)
 def test_a_broken_mechanism_is_caught(config: RunConfig, fault: Fault) -> None:
     result = play(config, fault)
     assert result.violated
@@ -166,6 +168,12 @@ def test_the_server_sees_more_than_the_papers_statement_is_about() -> None:
     assert alone.bounds.epsilon <= alone.claim.epsilon
     assert joint.claim.epsilon is None
     assert joint.bounds.any.epsilon > alone.claim.epsilon
+
+
+def test_with_masks_the_server_is_within_the_claim_for_the_sum() -> None:
+    result = play(game("fedrp", clients=3, ball=0.02, secure_aggregation=True))
+    assert result.claim.adversary is Adversary.SERVER
+    assert result.bounds.epsilon <= result.claim.epsilon
 
 
 def test_what_is_played_is_the_deployed_upload() -> None:

@@ -229,6 +229,18 @@ def test_the_sum_of_many_is_worth_more_in_one_round_only() -> None:
     assert summed_release(bounded_config(ball=None, sensitivity=0.1, norm_floor=1.0), 5).ratio is None
 
 
+def test_with_masks_the_server_has_the_sum_and_a_guarantee() -> None:
+    once = ledger_of(bounded_config(clients=4, rounds=1, secure_aggregation=True, quorum=1.0))
+    ratio = 2 * RADIUS / bounded_config().norm_floor
+    assert once[Adversary.SERVER].epsilon == pytest.approx(exact_epsilon(12, ratio / 4, 1e-5))
+    assert Adversary.ONE_VECTOR not in once  # nobody has that view
+    fewer = ledger_of(bounded_config(clients=4, rounds=1, secure_aggregation=True))  # three may be summed
+    assert fewer[Adversary.SERVER].epsilon == pytest.approx(exact_epsilon(12, ratio / 3, 1e-5))
+    often = ledger_of(bounded_config(clients=4, rounds=7, secure_aggregation=True))
+    assert often[Adversary.SERVER].epsilon == ledger_of(bounded_config(rounds=7))[Adversary.SERVER].epsilon
+    assert "discards unread" in str(often[Adversary.SERVER])
+
+
 def test_the_others_can_move_the_sum_in_later_rounds() -> None:
     """Why `summed_release` forgets the factor: balls of five clients, all of them moved, against a sum five times as
     long. The ratio of norms is that of one client."""

@@ -54,8 +54,13 @@ def test_every_round_of_a_run_reports_its_certificate(task: Task, tmp_path: Path
 
 @pytest.mark.parametrize(
     "config",
-    [tiny_config("fedrp", projection="sign"), tiny_config("fedrp-subspace", projection="gaussian"), tiny_config("fwc")],
-    ids=lambda config: f"{config.algorithm}-{config.projection}",
+    [
+        tiny_config("fedrp", projection="sign"),
+        tiny_config("fedrp", projection="gaussian", secure_aggregation=True),
+        tiny_config("fedrp-subspace", projection="gaussian"),
+        tiny_config("fwc"),
+    ],
+    ids=lambda config: f"{config.algorithm}-{config.projection}-{config.secure_aggregation}",
 )
 def test_nothing_is_certified_without_the_theorem(config: object, task: Task) -> None:
     result = simulate(config, task).as_json()

@@ -24,7 +24,7 @@ from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.host import SimulatedEntropy
+from fedrp.host import SimulatedEntropy, simulated_identity, simulated_roster
 from fedrp.models import Vector, drawn_initial, initial_laws, public_initial
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.audit import AuditBounds, FloatArray, audit_bounds
@@ -33,7 +33,7 @@ from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
 from fedrp.projection import Projection, make_projection
 from fedrp.rng import RunSeed
-from fedrp.sealing import Identity
+from fedrp.roster import Roster
 from fedrp.secret import SecretKey
 from fedrp.silo import Silo, Site, Workbench, hello, respond
 from fedrp.simulate import resolved
@@ -62,7 +62,7 @@ class Fault(Enum):
 class Run(NamedTuple):
     """What was sent in one run, decoded from its bytes."""
 
-    uploads: list[dict[int, Vector]]  # per round
+    uploads: list[dict[int, Vector]]  # per round; where they are masked, what is under the masks
     aggregates: list[Vector]  # per round
 
 
@@ -219,26 +219,30 @@ class Mechanism:
 
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
-        config, bench = self.config, self._bench(inside)
+        config, bench = self.config, self._bench(inside, seed)
         sites = [_site(seed, client) for client in range(config.clients)]
         silos = [Silo(client) for client in range(config.clients)]
         size = bench.algorithm.upload_size(config, self.parameters)
         server = coordinator.new_coordinator(config, _RUN, size)
-        if bench.algorithm.secret:
+        if bench.algorithm.secret or config.secure_aggregation:
             hellos = {client: hello(bench, client, site) for client, site in enumerate(sites)}
-            silos, replies = _delivered(bench, silos, sites, coordinator.invite(server, hellos))
+            server = coordinator.welcome(server, hellos)
+            silos, replies = _delivered(bench, silos, sites, coordinator.request_key(server, 0))
             server = coordinator.take_keys(server, replies)
-        run = Run([], [])
+        # With the same secrets, what is under the masks is what would be sent without them.
+        bare = dataclasses.replace(config, secure_aggregation=False)
+        run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
         for round_ in range(1, config.rounds + 1):
             server, packets = coordinator.open_round(server)
             silos, replies = _delivered(bench, silos, sites, packets)
             server, _ = coordinator.close_round(server, replies)
-            run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
+            if not config.secure_aggregation:
+                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
             news = coordinator.finish(server, (CANARY,))[CANARY]
             run.aggregates.append(_payload(news, Kind.AGGREGATE, size, round_))
         return run
 
-    def _bench(self, inside: bool) -> Workbench:
+    def _bench(self, inside: bool, seed: int) -> Workbench:
         config = self.config
         template, laws, public, trainer = _prepared(self.parameters)
 
@@ -250,7 +254,8 @@ class Mechanism:
             return public if key is None else drawn_initial(template, laws, key)
 
         fields = (trainer.module, trainer.loss, trainer.layout, trainer.device, trainer.seed)
-        return Workbench(config, _RUN, Puppet(*fields, inside, config.algorithm == "fedrp"), project, initial)
+        puppet = Puppet(*fields, inside, config.algorithm == "fedrp")
+        return Workbench(config, _RUN, _roster(seed, config.clients), puppet, project, initial)
 
 
 @functools.lru_cache(maxsize=4)
@@ -260,16 +265,22 @@ def _prepared(parameters: int) -> tuple[Vector, list[Any], Vector, Trainer]:
     return *initial_laws(factory), public_initial(factory, RunSeed(0)), trainer
 
 
+@functools.lru_cache(maxsize=1)
+def _roster(seed: int, clients: int) -> Roster:
+    return simulated_roster(RunSeed(seed), clients)
+
+
 def _site(seed: int, client: int) -> Site:
-    entropy = SimulatedEntropy(RunSeed(seed), client)
-    return Site(Identity(entropy.secret("identity")), entropy, _NOBODY)
+    return Site(simulated_identity(RunSeed(seed), client), SimulatedEntropy(RunSeed(seed), client), _NOBODY)
 
 
 def _delivered(
     bench: Workbench, silos: list[Silo], sites: list[Site], packets: dict[int, bytes]
 ) -> tuple[list[Silo], dict[int, bytes]]:
-    answers = respond(bench, silos, sites, [packets[client] for client in range(len(silos))])
-    return [silo for silo, _ in answers], {client: reply for client, (_, reply) in enumerate(answers)}
+    asked = sorted(packets)
+    answers = respond(bench, [silos[c] for c in asked], [sites[c] for c in asked], [packets[c] for c in asked])
+    moved = dict(zip(asked, answers, strict=True))
+    return [moved[c][0] if c in moved else silo for c, silo in enumerate(silos)], {c: moved[c][1] for c in asked}
 
 
 def _payload(packet: bytes, kind: Kind, size: int, round_: int | None = None) -> Vector:
@@ -289,7 +300,7 @@ def _scores(mechanism: Mechanism, adversary: Adversary, seed: int) -> tuple[floa
         # With the same secrets the noise is the same, so the difference of the two runs is what the canary sends. Who
         # knows the matrix knows that, and the likelihood ratio is a function of the part of the view along it.
         patterns = [views[0] - views[1]] * 2
-    elif config.algorithm == "fedrp" and adversary is Adversary.SERVER and config.clients > 1:
+    elif config.algorithm == "fedrp" and adversary is Adversary.SERVER and _sees_several(config):
         # All vectors are made with one matrix: along another client's, the canary's is longer or shorter.
         patterns = [_uploads_of(CURIOUS, run) for run in runs]
         views = [view - pattern for view, pattern in zip(views, patterns, strict=True)]
@@ -301,13 +312,25 @@ def _scores(mechanism: Mechanism, adversary: Adversary, seed: int) -> tuple[floa
 
 def _seen(config: RunConfig, adversary: Adversary, run: Run) -> FloatArray:
     """What the adversary holds that depends on the canary, a row per round."""
-    if adversary in (Adversary.SERVER, Adversary.SERVER_AND_CLIENT, Adversary.ONE_VECTOR):
+    if _sees_uploads(config, adversary):
         return _uploads_of(CANARY, run)
     totals = np.stack(run.aggregates).astype(np.float64) * config.expected_participants
     if config.algorithm == "fedavg-dp":  # its server returns the sum over all rounds so far
         totals = np.diff(totals, axis=0, prepend=0)
-    # A curious client knows what it sent itself.
-    return totals - _uploads_of(CURIOUS, run) if adversary is Adversary.CLIENTS and config.clients > 1 else totals
+    if config.clients > 1 and adversary in (Adversary.CLIENTS, Adversary.SERVER_AND_CLIENT):
+        totals = totals - _uploads_of(CURIOUS, run)  # a curious client knows what it sent itself
+    return totals
+
+
+def _sees_uploads(config: RunConfig, adversary: Adversary) -> bool:
+    """Whether single uploads reach the adversary unmasked."""
+    outsiders = (Adversary.CLIENTS, Adversary.MODEL_HOLDER)
+    return adversary not in outsiders and not config.secure_aggregation
+
+
+def _sees_several(config: RunConfig) -> bool:
+    """Whether the server has the vectors of several clients under one matrix."""
+    return config.clients > 1 and not config.secure_aggregation
 
 
 def _uploads_of(client: int, run: Run) -> FloatArray:

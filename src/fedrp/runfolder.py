@@ -138,6 +138,8 @@ def _save_server(server: Coordinator, path: Path) -> None:
         "last_seen": server.last_seen,
         "differing": sorted(server.differing),
         "dealt": dealt,
+        "roster": server.roster.hex(),
+        "weights": server.weights,
     }
     save_file(arrays, path, {"state": json.dumps(state)})
 
@@ -154,4 +156,6 @@ def _load_server(server: Coordinator, path: Path) -> Coordinator:
         differing=frozenset(state["differing"]),
         aggregates=aggregates,
         dealt=dealt,
+        roster=bytes.fromhex(state["roster"]),
+        weights=tuple(state["weights"]),
     )

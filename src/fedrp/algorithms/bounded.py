@@ -13,16 +13,22 @@ import math
 import numpy as np
 
 from fedrp.algorithms.base import Vector
+from fedrp.algorithms.private import SUMS_ONLY
 from fedrp.config import RunConfig
 from fedrp.errors import PrivacyError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball
+from fedrp.secure_sum import needed
 
 NOT_GAUSSIAN = Unsupported("the theorems are about Gaussian matrices")
 JOINT = Unsupported(
     "the server sees the vectors of several clients under one matrix: what hides a client is its distance to the span "
     "of the others', which nothing bounds"
+)
+_SUMMED = (
+    "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)",
+    "rounding single projections before they are masked tells nothing more than their sum",
 )
 
 
@@ -78,6 +84,9 @@ def projected_releases(config: RunConfig) -> list[Release]:
     alone = config.sampling == "fixed" and config.expected_participants == 1
     if config.projection != "gaussian":
         return [Release(Adversary.SERVER, adjacency, NOT_GAUSSIAN)]
+    if config.secure_aggregation:
+        summed = summed_release(config, needed(config, config.expected_participants))
+        return [Release(Adversary.SERVER, adjacency, summed, (*assumed(config), *SUMS_ONLY, *_SUMMED))]
     single = Composed(ProjectedRelease(config.dim, ratio_of(config)), config.rounds)
     if alone:
         return [Release(Adversary.SERVER, adjacency, single, assumed(config))]
@@ -96,7 +105,8 @@ def summed_release(config: RunConfig, least: int) -> Event:
     ratio = ratio_of(config)
     if config.ball is None or ratio is None:  # without a ball the vectors of several clients may cancel
         return ProjectedRelease(config.dim)
-    return Composed(ProjectedRelease(config.dim, ratio / least if config.rounds == 1 else ratio), config.rounds)
+    shared = config.rounds == 1 and config.weighting == "uniform"
+    return Composed(ProjectedRelease(config.dim, ratio / least if shared else ratio), config.rounds)
 
 
 def adjacency_of(config: RunConfig) -> Adjacency:

@@ -19,7 +19,7 @@ from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
-from fedrp.privacy.events import Adjacency, Adversary, NonPrivate
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection import FAMILIES, norm_bound
 from fedrp.training import Objective, Rows, Stack
@@ -95,7 +95,9 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 
 def _releases(config: RunConfig) -> list[Release]:
-    known = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
+    known: Event = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
+    if config.secure_aggregation:
+        known = Unsupported("who knows the matrices can read m linear functions of the mean model a round")
     return [
         *projected_releases(config),
         Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known),
