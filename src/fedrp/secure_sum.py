@@ -73,7 +73,7 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, payload: npt.NDArray[np.generic]) -> "Call":
         """The inverse of `payload`."""
-        numbers = _numbers(payload)
+        numbers = clients_of(payload)
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half:])
 
@@ -169,15 +169,11 @@ def decode(total: Words, weight: float, step: float) -> Vector:
     return result
 
 
-def _numbers(payload: npt.NDArray[np.generic]) -> tuple[int, ...]:
+def clients_of(payload: npt.NDArray[np.generic]) -> tuple[int, ...]:
+    """A list of clients (or other whole numbers), as it was sent."""
     if payload.dtype != np.dtype("<u4"):
         raise WireError(f"expected whole numbers, got {payload.dtype}")
     return tuple(int(number) for number in payload.view(np.uint32))
-
-
-def clients_of(payload: npt.NDArray[np.generic]) -> tuple[int, ...]:
-    """A list of clients, as it was sent."""
-    return _numbers(payload)
 
 
 def _increasing(numbers: tuple[int, ...]) -> bool:

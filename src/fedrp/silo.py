@@ -79,16 +79,16 @@ class Silo:
         envelopes = {int(r): Envelope(d, bytes.fromhex(s)) for r, (d, s) in record["envelopes"].items()}
         call = Call(*map(tuple, record["call"])) if record["call"] else None
         return cls(
-            record["client"],
-            record["round"],
-            record["since"],
-            state,
-            envelopes,
-            call,
-            bytes.fromhex(record["heard"]),
-            tuple(record["left_out"]),
-            record["cut"],
-            reply,
+            index=record["client"],
+            round=record["round"],
+            since=record["since"],
+            state=state,
+            envelopes=envelopes,
+            call=call,
+            heard=bytes.fromhex(record["heard"]),
+            left_out=tuple(record["left_out"]),
+            cut=record["cut"],
+            reply=reply,
         )
 
 
