@@ -43,6 +43,20 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def headings(page: Path) -> set[str]:
+    """The names under which the headings of a page can be linked to."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            aimed = page.parent / target if target else page
+            assert heading in headings(aimed), f"{page.name} links to {target}#{heading}"
+
+
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_commands_and_options_exist(page: str, line: str) -> None:
     group: click.Command = cli

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedrp._version import __version__
 from fedrp.config import RunConfig, Speed, from_settings, read_toml
-from fedrp.errors import ConfigError, FedRPError
+from fedrp.errors import ConfigError, FedRPError, PrivacyError
 
 _COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 _CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
@@ -180,6 +180,8 @@ def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
 
     if name in ALGORITHMS and not ALGORITHMS[name].private:
         config = dataclasses.replace(config, dp_epsilon=None, noise_multiplier=None)
+    if name in ALGORITHMS and not ALGORITHMS[name].bounds_models:
+        config = dataclasses.replace(config, ball=None, sensitivity=None, norm_floor=None)
     if name in ALGORITHMS and not ALGORITHMS[name].exchanges:
         config = dataclasses.replace(config, secure_aggregation=False)
     return dataclasses.replace(config, algorithm=name)
@@ -408,3 +410,113 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
             print(f"    epsilon {item['epsilon']:.4g} at delta {item['delta']:g} (bound: {item['bound']})")
             for assumption in item["assumptions"]:
                 print(f"    assuming: {assumption}")
+
+
+# --- audit ---------------------------------------------------------------------------------------------------------
+
+_ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-holder")
+
+
+def _some_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options for some fields of `RunConfig`, as `fedrp run` has them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = typing.get_type_hints(RunConfig)
+        fields = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
+        for name in reversed(names):
+            kind = next(k for k in (str, float, int) if k in (hints[name], *typing.get_args(hints[name])))
+            option = "--" + name.replace("_", "-")
+            command = click.option(option, name, type=kind, default=None, help=fields[name].metadata["help"])(command)
+        return command
+
+    return decorate
+
+
+@cli.command()
+@_some_settings("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier")
+@_some_settings("dp_epsilon", "dp_delta", "dp_noise", "ball", "norm_floor")
+@click.option("--secure-aggregation", is_flag=True, default=None, help="mask uploads: the server learns sums only")
+@click.option("--trials", default=1000, show_default=True, help="runs in each of the two worlds")
+@click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
+@click.option("--adversary", type=click.Choice(_ADVERSARIES), help="whose claim is tested  [default: the strongest]")
+@click.option("--broken", help="break it on purpose: no-noise, half-noise or reused-key")
+@click.option("--parameters", default=40, show_default=True, help="size of the stand-in model")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def audit(
+    trials: int,
+    confidence: float,
+    adversary: str | None,
+    broken: str | None,
+    parameters: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism."""
+    from fedrp.config import require_choice
+    from fedrp.game import Fault
+    from fedrp.game import audit as play
+    from fedrp.privacy import Adversary
+
+    fault = broken or Fault.NONE.value
+    require_choice("broken", fault, [known.value for known in Fault])
+    settings = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8, "projection": "gaussian"}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    config = from_settings(RunConfig, settings)
+    whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None
+    with _counting("trials", trials) as on_trial:
+        result = play(config, trials, confidence, Fault(fault), whom, parameters, on_trial)
+    told = result.as_json()
+    if as_json:
+        print(json.dumps(told))
+    else:
+        claimed = "none" if told["claimed_epsilon"] is None else f"{told['claimed_epsilon']:.4g}"
+        print(f"claimed epsilon          {claimed} at delta {told['delta']:g}, against {told['adversary']}")
+        print(f"neighbours               {told['adjacency']}")
+        print(f"epsilon is at least      {told['lower_bound']:.4g} (confidence {confidence:g}, {trials} runs a world)")
+        print(f"verdict                  {told['verdict']}")
+    if result.violated:
+        raise PrivacyError(
+            f"the mechanism leaks more than claimed: epsilon is at least {told['lower_bound']:.4g}, "
+            f"claimed {told['claimed_epsilon']:.4g}"
+        )
+
+
+@contextmanager
+def _counting(name: str, total: int) -> typing.Iterator[Callable[[int], None]]:
+    """A progress bar on standard error, or a line for every tenth of the way."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=total)
+
+        def on_step(done: int) -> None:
+            progress.update(task, completed=done)
+            if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+                print(f"{name} {done}/{total}", file=sys.stderr, flush=True)
+
+        yield on_step
+
+
+@cli.command()
+@_settings
+@click.option("--neighbours", default=8, show_default=True, help="data sets that differ in one record")
+@click.option("--change", default="replace", show_default=True, help="what happens to the record: replace or remove")
+@click.option("--client", default=0, show_default=True, help="whose data set")
+def sensitivity(config: Path | None, neighbours: int, change: str, client: int, **given: Any) -> None:
+    """Estimate how far one record moves a client's model, by training again on neighbouring data sets."""
+    from fedrp.neighbours import estimate_sensitivity
+    from fedrp.task import named_task
+
+    settings, speed, command = _read(config, given)
+    task = named_task(settings, _path(command.data_dir))
+    told = estimate_sensitivity(settings, task, neighbours, change, client, speed.workers).as_json()
+    if command.json:
+        print(json.dumps(told))
+        return
+    print(f"sensitivity              {told['sensitivity']:.4g}, ESTIMATED: {told['reason']}")
+    if told["norm_floor"] is not None:
+        print(f"norm floor               {told['norm_floor']:.4g}, alpha {told['alpha']:.4g}")
+    for number, spread in enumerate(told["rounds"], 1):
+        shown = f"{spread['smallest']:.4g} to {spread['largest']:.4g}, mean {spread['mean']:.4g}"
+        print(f"round {number:<4} distances     {shown}, deviation {spread['deviation']:.2g}")
+    print("an estimate is no bound: enforce one with --ball (fedrp) or --clip (private algorithms)")

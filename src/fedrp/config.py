@@ -68,6 +68,11 @@ class RunConfig:
     dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")
     dp_noise: str = _setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
     clip_quantile: float | None = _setting(None, "adapt clip to this quantile of the clients' norms")
+    ball: float | None = _setting(None, "keep every model within this distance of the common start (fedrp)")
+    sensitivity: float | None = _setting(None, "assume that a record moves a model by at most this (fedrp)")
+    norm_floor: float | None = _setting(
+        None, "smallest norm of a model that is sent (fedrp); default by model and ball"
+    )
     secure_aggregation: bool = _setting(False, "mask uploads, so that the server learns sums only")
     secure_range: float = _setting(64.0, "largest number of a masked upload without noise; larger ones are cut off")
     sealing: str = _setting("x25519", "how round keys are sealed: x25519 or hybrid (also safe from quantum computers)")
@@ -77,7 +82,7 @@ class RunConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         limit = self.train_examples
         _require(limit is None or limit >= 1, "train_examples", limit, "a whole number of at least 1")
-        for name in ("lr", "rho", "clip", "dp_epsilon", "secure_range"):
+        for name in ("lr", "rho", "clip", "dp_epsilon", "secure_range", "ball", "sensitivity", "norm_floor"):
             value = getattr(self, name)
             _require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
         _require(
@@ -101,11 +106,20 @@ class RunConfig:
         require_choice("sealing", self.sealing, SEALINGS)
         if self.noise_multiplier is not None and self.dp_epsilon is not None:
             raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
+        if self.ball is not None and self.sensitivity is not None:
+            raise ConfigError("give either ball or sensitivity, not both: a ball of radius R enforces 2 R")
+        if self.norm_floor is not None and not self.bounded:
+            raise ConfigError(f"norm_floor={self.norm_floor:g} alone bounds nothing: give ball or sensitivity as well")
 
     @property
     def private(self) -> bool:
         """Whether clients clip and noise what they send."""
         return self.noise_multiplier is not None or self.dp_epsilon is not None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether something bounds how far one change of the data moves a model."""
+        return self.ball is not None or self.sensitivity is not None
 
     @property
     def expected_participants(self) -> int:

@@ -67,6 +67,7 @@ class RoundReport(NamedTuple):
 
     participants: tuple[int, ...]
     refused: Mapping[int, str]  # client -> why its reply was not used
+    consensus_bound: float | None = None  # no two participants' models are further apart, see `Algorithm.certify`
 
 
 def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
@@ -166,12 +167,14 @@ def close_round(
     needed = secure_sum.needed(server.config, len(server.participants))
     if len(uploads) < needed:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
+    certified = None
     if server.config.secure_aggregation:
         mean, weight = _unmasked(server, uploads, corrections or {})
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
         weights = [float(message.weight) for message in uploads.values()]
         mean, weight = weighted_mean(vectors, weights), sum(weights)
+        certified = server.algorithm.certify(server.config, vectors)
     aggregate = server.algorithm.server_round(server.config, server.aggregates.get(server.round), mean, weight)
     dealer = _next_dealer(server, server.participants, round_)
     seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
@@ -188,7 +191,7 @@ def close_round(
     if dealer is not None and dealer in {*uploads, *differing, *(left_out & set(replies))}:  # not summed, yet it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
             server = take_keys(server, {dealer: replies[dealer]})
-    return _pruned(server), RoundReport(tuple(uploads), refused)
+    return _pruned(server), RoundReport(tuple(uploads), refused, certified)
 
 
 class _Received(NamedTuple):

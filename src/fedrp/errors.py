@@ -35,6 +35,12 @@ class QuorumError(ProtocolError):
     """Too few clients answered in a round; nothing is lost, the round can be repeated."""
 
 
+class PrivacyError(FedRPError):
+    """A promise about privacy cannot be kept, or was measured not to hold."""
+
+    exit_code = 7
+
+
 class DivergenceError(FedRPError):
     """Training produced a value that is not finite."""
 

@@ -4,7 +4,7 @@
 is loaded, trained and read without a copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -144,21 +144,40 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     deviation; constant tensors (zero biases, unit gains) stay. The template comes from a public seed, so every client
     computes the same vector.
     """
+    return drawn_initial(*initial_laws(factory), key)
+
+
+def drawn_initial(template: Vector, laws: Sequence["TensorLaw"], key: SecretKey) -> Vector:
+    """The secret initial model, for laws that are at hand."""
+    normals = key.derive("initial-model").normals(template.size)
+    result = np.empty_like(template)
+    for part, mean, spread in laws:
+        result[part] = mean + spread * normals[part] if spread > 0 else template[part]
+    return result
+
+
+class TensorLaw(NamedTuple):
+    """The law that one tensor of a secret initial model is drawn from, entry by entry; spread 0 means a constant."""
+
+    part: slice  # of the flat vector
+    mean: np.float32
+    spread: np.float32
+
+
+def initial_laws(factory: ModelFactory) -> tuple[Vector, list[TensorLaw]]:
+    """The public template of `secret_initial` and the law of each of its tensors."""
     module = _seeded(factory, RunSeed(0))
     layout = layout_of(module)
     template = layout.flatten(module)
-    sizes = [prod(shape) for shape in layout.shapes]
-    normals = key.derive("initial-model").normals(template.size)
-    result = np.empty_like(template)
+    laws = []
     start = 0
-    for size in sizes:
+    for size in (prod(shape) for shape in layout.shapes):
         part = slice(start, start + size)
         values = template[part].astype(np.float64)
         # Rounded to float32 first: a sum in another order on another machine must not change a bit.
-        mean, spread = np.float32(values.mean()), np.float32(values.std())
-        result[part] = mean + spread * normals[part] if spread > 0 else template[part]
+        laws.append(TensorLaw(part, np.float32(values.mean()), np.float32(values.std())))
         start += size
-    return result
+    return template, laws
 
 
 # --- the table -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrp.errors import ConfigError
+from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE
 
 
 def result_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -35,6 +36,9 @@ def result_details(result: dict[str, Any]) -> list[str]:
     """What a table has no room for: all clients' models, and who is protected from whom."""
     low, high = result["accuracy_client_min"], result["accuracy_client_max"]
     lines = [f"clients' own models: {low:.2f} to {high:.2f} %, mean {result['accuracy_client_mean']:.2f} %"]
+    if result["consensus_bound"] is not None:
+        confident = f"at confidence {CERTIFICATE_CONFIDENCE:.0%}, from the uploads of the last round"
+        lines.append(f"any two clients' models are within {result['consensus_bound']:.3g} of each other ({confident})")
     for item in result["privacy"]:
         verdict = (
             "no guarantee" if item["epsilon"] is None else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}"

@@ -56,6 +56,7 @@ class RoundRecord(NamedTuple):
     traffic: Traffic
     seconds: float
     evaluation_seconds: float
+    consensus_bound: float | None = None  # on the distance of any two clients' models, from the uploads
 
     def as_json(self) -> dict[str, Any]:
         """The record as a line of `metrics.jsonl`."""
@@ -74,6 +75,7 @@ class RoundRecord(NamedTuple):
             **{f"bytes_{name}_total": value for name, value in self.traffic._asdict().items()},
             "seconds": self.seconds,
             "evaluation_seconds": self.evaluation_seconds,
+            "consensus_bound": self.consensus_bound,
         }
 
     @classmethod
@@ -87,7 +89,9 @@ class RoundRecord(NamedTuple):
         traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
         evaluation = Evaluation(delivered, average, *clients)
         times = line["seconds"], line["evaluation_seconds"]
-        return cls(line["round"], line["participants"], line["dropped"], evaluation, traffic, *times)
+        return cls(
+            line["round"], line["participants"], line["dropped"], evaluation, traffic, *times, line["consensus_bound"]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +155,8 @@ class RunResult:
             "privacy": [statement.as_json() for statement in self.privacy],
             "noise_multiplier": config.noise_multiplier,
             "clip": config.clip,
+            "ball": config.ball,
+            "consensus_bound": self.records[-1].consensus_bound,
             "seconds": self.seconds,
             "seconds_per_round": training / len(self.records),
             "images_per_second": self.images_per_round * len(self.records) / training,

@@ -22,6 +22,7 @@ from fedrp.errors import ConfigError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, built, layout_of
+from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
@@ -83,6 +84,9 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
     if config.private and not ALGORITHMS[config.algorithm].private:
         able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.private)
         raise ConfigError(f"algorithm '{config.algorithm}' adds no noise, so it gives no epsilon: use one of {able}")
+    if config.bounded and not ALGORITHMS[config.algorithm].bounds_models:
+        able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.bounds_models)
+        raise ConfigError(f"algorithm '{config.algorithm}' keeps no model within a ball or above a norm: use {able}")
     if config.lr is None:
         lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
         config = dataclasses.replace(config, lr=lr)
@@ -113,7 +117,8 @@ def require_device(name: str) -> None:
 
 
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
-    config = resolved(dataclasses.replace(config, dataset=task.dataset, model=task.model_name), parameters)
+    config = dataclasses.replace(config, dataset=task.dataset, model=task.model_name)
+    config = resolved(with_norm_floor(config, task.model), parameters)
     data = dict(enumerate(split_among_clients(task, config)))
     run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
@@ -170,6 +175,7 @@ def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordin
         traffic=traffic.plus(extra),
         seconds=trained - began,
         evaluation_seconds=time.monotonic() - trained,
+        consensus_bound=report.consensus_bound,
     )
     return server, record
 

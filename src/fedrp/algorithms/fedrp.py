@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.bounded import kept_in_bounds, projected_releases
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
-from fedrp.algorithms.private import SUMS_ONLY
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, NonPrivate, ProjectedRelease, Unsupported
+from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection import FAMILIES, norm_bound
 from fedrp.training import Objective, Rows, Stack
@@ -57,7 +58,8 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
 
 
 def _start(config: RunConfig, initial: Vector) -> ClientState:
-    return ClientState(initial, np.zeros(config.dim, np.float32))
+    dual = np.zeros(config.dim, np.float32)
+    return ClientState(initial, dual if config.ball is None else np.concatenate([dual, initial]))
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
@@ -67,7 +69,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         raise ConfigError("FedRP needs round keys")
     projection = local.project(last.key)
     start = stacked([client.state.model for client in clients])
-    duals = stacked([client.state.carry for client in clients])
+    duals = stacked([client.state.carry[: local.config.dim] for client in clients])
+    origins = [client.state.carry[local.config.dim :] for client in clients]  # w^0, where a ball is kept around it
     target = projection.forward(start[0]) if last.aggregate is None else last.aggregate
 
     def gradient(weights: Stack, gradients: Stack, rows: Rows) -> Stack:
@@ -76,12 +79,15 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return penalty
 
     models = local.train(start, Objective(gradient))
+    if local.config.bounded:
+        pairs = zip(models, origins, strict=True)
+        models = stacked([kept_in_bounds(local.config, model, origin) for model, origin in pairs])
     duals = duals + rho * (projection.forward(models) - target)
     sent = local.project(local.key).forward(models)
-    return [Upload(ClientState(*state), vector) for *state, vector in zip(models, duals, sent, strict=True)]
-
-
-_NOT_GAUSSIAN = Unsupported("the theorems are about Gaussian matrices")
+    return [
+        Upload(ClientState(model, np.concatenate([dual, origin]) if origin.size else dual), vector)
+        for model, dual, origin, vector in zip(models, duals, origins, sent, strict=True)
+    ]
 
 
 def _finish(_local: Local, client: Participant) -> ClientState:
@@ -89,19 +95,21 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 
 def _releases(config: RunConfig) -> list[Release]:
-    # Nothing bounds how far one record moves w, nor the norm of w: without those, Theorem 2 says nothing.
-    gaussian = config.projection == "gaussian"
-    projected = Composed(ProjectedRelease(config.dim) if gaussian else _NOT_GAUSSIAN, config.rounds)
     known: Event = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
-    assumed: tuple[str, ...] = ("the round keys are secret",)
-    if config.secure_aggregation:  # the vector that is projected is then the sum of the clients' models
+    if config.secure_aggregation:
         known = Unsupported("who knows the matrices can read m linear functions of the mean model a round")
-        assumed = (*assumed, *SUMS_ONLY)
     return [
-        Release(Adversary.SERVER, Adjacency.RECORD_REPLACE, projected, assumed),
+        *projected_releases(config),
         Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known),
         *averages_released(),
     ]
+
+
+def _certify(config: RunConfig, uploads: Sequence[Vector]) -> float | None:
+    """Theorem 1: how far apart the clients' models can be, from their projections; Gaussian matrices only."""
+    if config.projection != "gaussian":
+        return None
+    return consensus_certificate(np.stack(uploads), CERTIFICATE_CONFIDENCE).exact
 
 
 FEDRP: Algorithm = FEDAVG._replace(
@@ -114,4 +122,6 @@ FEDRP: Algorithm = FEDAVG._replace(
     client_round=_round,
     client_finish=_finish,
     releases=_releases,
+    bounds_models=True,
+    certify=_certify,
 )

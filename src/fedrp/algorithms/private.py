@@ -142,7 +142,7 @@ def releases(config: RunConfig) -> list[Release]:
     clipped = f"every update is clipped to norm {config.clip:g}, so the sensitivity is enforced"
     if config.dp_noise == "local":
         own = (clipped, "every client adds all of the noise itself")
-        return [Release(adversary, client, seen, own) for adversary in Adversary]
+        return [Release(adversary, client, seen, own) for adversary in Adversary if adversary.real]
     shared: tuple[str, ...] = (clipped, "the clients of the quorum add their shares of the noise")
     if config.secure_aggregation:
         shared = (*shared, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")

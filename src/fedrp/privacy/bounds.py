@@ -70,7 +70,7 @@ def tightest(event: events.Event, delta: float, adversary: events.Adversary) -> 
     because everyone else may know the matrix.
     """
     projected = any(isinstance(leaf, events.ProjectedRelease) for leaf, _ in events.leaves(event))
-    if projected and adversary is not events.Adversary.SERVER:
+    if projected and adversary not in (events.Adversary.SERVER, events.Adversary.ONE_VECTOR):
         return Refused("this adversary may know the secret matrix")
     answers = {name: bound(name, event, delta) for name in BOUNDS}
     found = {name: answer for name, answer in answers.items() if isinstance(answer, EpsilonInterval)}

@@ -15,6 +15,8 @@ from scipy.special import gammaincinv
 from fedrp.errors import ConfigError
 from fedrp.privacy import _checks
 
+CERTIFICATE_CONFIDENCE = 0.95  # of the bound that is reported for a round
+
 
 class ConsensusCertificate(NamedTuple):
     """Upper bounds on max_ij ||w_i - w_j||, each holding with probability at least `confidence`."""

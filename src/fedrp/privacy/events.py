@@ -17,9 +17,15 @@ class Adversary(Enum):
     """Who looks. The value completes "... against ..."."""
 
     SERVER = "the server alone, honest but curious"
+    ONE_VECTOR = "a server that looks at one client's vector alone, as the paper assumes"
     SERVER_AND_CLIENT = "the server together with a client, who knows the secret matrices"
     CLIENTS = "the other clients, who know the secret matrices and see aggregates"
     MODEL_HOLDER = "whoever gets the final model"
+
+    @property
+    def real(self) -> bool:
+        """Whether someone has this view; a server that sees several vectors does not look at one alone."""
+        return self is not Adversary.ONE_VECTOR
 
 
 class Adjacency(Enum):

@@ -1,0 +1,237 @@
+"""The measured part of docs/privacy.md: run it, keep it, render it.
+
+    python benchmarks/privacy_measured.py run joint-view     the clients' vectors along a training run (10 minutes)
+    python benchmarks/privacy_measured.py run audit          lower bounds on epsilon, mechanism by mechanism (minutes)
+    python benchmarks/privacy_measured.py render             write the tables between the markers of docs/privacy.md
+
+What was measured is kept in benchmarks/results/privacy_*.json with the command, seed and commit that made it.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedrp import coordinator, wire
+from fedrp.algorithms import ALGORITHMS
+from fedrp.config import RunConfig, Speed
+from fedrp.host import ClientHost, HostSetup, grouped, set_threads, simulated_roster
+from fedrp.models import built, layout_of
+from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
+from fedrp.rng import RunSeed
+from fedrp.simulate import resolved
+from fedrp.task import examples, named_task, split_among_clients
+from fedrp.wire import Kind
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "privacy.md"
+DELTA = 1e-5
+SENSITIVITY = 0.01  # given, not measured: what a record would have to be bounded to
+SHOWN_ROUNDS = (1, 2, 3, 5, 7, 10, 15, 20)
+
+Matrix = npt.NDArray[np.float64]
+
+
+# --- the joint view along a training run ---------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """One round: what the server got, and the models behind it, which only a simulation can look at."""
+
+    round: int
+    uploads: Matrix  # (clients, m)
+    models: Matrix  # (clients, n)
+
+
+def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
+    """A run in this process, round by round."""
+    task = named_task(config)
+    whole = examples(task.train)  # type: ignore[arg-type]  # one table of pictures, not yet split
+    task = type(task)(task.model, (whole.x[:pictures], whole.y[:pictures]), task.test, dataset=task.dataset)
+    parameters = layout_of(built(task.model)).size
+    config = resolved(config, parameters)
+    data = dict(enumerate(split_among_clients(task, config)))
+    run, groups = b"privacy measured", grouped(config.clients, parameters)
+    roster = simulated_roster(RunSeed(config.seed), config.clients)
+    set_threads(Speed())
+    host = ClientHost(
+        HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
+    )
+    size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
+    server = coordinator.new_coordinator(config, run, size)
+    server = coordinator.welcome(server, host.hello())
+    server = coordinator.take_keys(server, host.respond(coordinator.request_key(server, 0)))
+    for round_ in range(1, config.rounds + 1):
+        server, packets = coordinator.open_round(server)
+        replies = host.respond(packets)
+        server, _ = coordinator.close_round(server, replies)
+        sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
+        models = host.final_models(coordinator.finish(server, tuple(replies)))
+        yield Seen(round_, np.stack(sent).astype(np.float64), np.stack(list(models.values())).astype(np.float64))
+
+
+def joint_view(pictures: int = 6000, rounds: int = 20) -> dict[str, Any]:
+    lines = []
+    for algorithm in ("fedrp", "fedrp-subspace"):
+        config = RunConfig(algorithm=algorithm, clients=10, rounds=rounds, dim=1000, projection="gaussian")
+        for seen in watched(config, pictures):
+            lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, config.dim)})
+            print(json.dumps(lines[-1]), file=sys.stderr, flush=True)
+    return {
+        "settings": {"dataset": "mnist-mini", "pictures": pictures, "clients": 10, "dim": 1000, "seed": 0},
+        "sensitivity": SENSITIVITY,
+        "delta": DELTA,
+        "rounds": lines,
+    }
+
+
+def _views(algorithm: str, seen: Seen, rows: int) -> dict[str, float | None]:
+    """Norms and distances of what was projected; epsilons of one round by each view, for the least protected client."""
+    vectors = seen.models if algorithm == "fedrp" else seen.uploads
+    norms, distances = np.linalg.norm(vectors, axis=1), distances_to_span(vectors)
+    lengths: dict[str, float | None] = {
+        "norm_min": float(norms.min()),
+        "distance_min": float(distances.min()),
+        "distance_median": float(np.median(distances)),
+        "sum_norm": float(np.linalg.norm(vectors.sum(axis=0))),
+    }
+    if algorithm != "fedrp":  # theta depends on the matrix: the theorems are not about it
+        return lengths
+    for name, floor, epsilon in (
+        ("single", lengths["norm_min"], exact_epsilon),
+        ("joint", lengths["distance_min"], joint_epsilon),
+        ("sum", lengths["sum_norm"], exact_epsilon),
+    ):
+        left = (floor or 0.0) - SENSITIVITY  # a neighbour's may be shorter by that
+        lengths[f"epsilon_{name}"] = epsilon(rows, SENSITIVITY / left, DELTA) if left > 0 else None
+    return lengths
+
+
+def joint_view_table(kept: dict[str, Any]) -> str:
+    printed = {line["round"]: line for line in kept["rounds"] if line["algorithm"] == "fedrp"}
+    subspace = {line["round"]: line for line in kept["rounds"] if line["algorithm"] == "fedrp-subspace"}
+    header = ["round", "norm", "distance to span", "norm of sum", "eps alone", "eps joint", "eps sum"]
+    lines = [[*header, "subspace: norm of theta", "distance"], ["---:"] * 9]
+    for round_ in (r for r in SHOWN_ROUNDS if r in printed):
+        line, theta = printed[round_], subspace[round_]
+        cells = [line[key] for key in ("norm_min", "distance_min", "sum_norm")]
+        cells += [line[f"epsilon_{view}"] for view in ("single", "joint", "sum")]
+        cells += [theta["norm_min"], theta["distance_min"]]
+        lines.append([str(round_), *("none" if cell is None else f"{cell:.3g}" for cell in cells)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- audit ---------------------------------------------------------------------------------------------------------
+
+NOISY = "--dp-epsilon 4 --trials 1000"
+BALL = "--dim 8 --ball 0.02 --parameters 2000 --trials 1000"
+AUDITS = (
+    f"--algorithm fedavg-dp {NOISY}",
+    f"--algorithm fedavg-dp --rounds 3 --clients 3 {NOISY}",
+    f"--algorithm fedrp-subspace {NOISY}",
+    f"--algorithm fedrp-subspace --dp-noise local {NOISY}",
+    f"--algorithm fedrp --clients 1 {BALL}",
+    f"--algorithm fedrp --clients 2 --adversary one-vector {BALL}",
+    f"--algorithm fedrp --clients 2 --adversary server {BALL}",
+    "--algorithm fedavg --trials 1000",
+    f"--algorithm fedrp-subspace --broken no-noise {NOISY}",
+    f"--algorithm fedrp-subspace --broken half-noise {NOISY}",
+    f"--algorithm fedrp-subspace --broken reused-key {NOISY}",
+    f"--algorithm fedrp --clients 1 --broken reused-key {BALL}",
+)
+
+
+def audits() -> dict[str, Any]:
+    lines = []
+    for options in AUDITS:
+        command = [sys.executable, "-c", "from fedrp.cli import main; main()", "audit", *options.split(), "--json"]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        if not done.stdout:
+            raise SystemExit(f"failed: fedrp audit {options}: {done.stderr}")
+        lines.append({"command": f"fedrp audit {options}", **json.loads(done.stdout)})
+        print(lines[-1]["command"], lines[-1]["verdict"], file=sys.stderr, flush=True)
+    return {"audits": lines}
+
+
+def audit_table(kept: dict[str, Any]) -> str:
+    header = ["`fedrp audit ...`", "against", "claimed", "measured, any", "measured, family", "verdict"]
+    lines = [header, ["---", "---", "---:", "---:", "---:", "---"]]
+    for item in kept["audits"]:
+        numbers = [item[key] for key in ("claimed_epsilon", "lower_bound_any", "lower_bound_family")]
+        shown = ["none" if number is None else f"{number:.2f}" for number in numbers]
+        options = item["command"].removeprefix("fedrp audit ")
+        lines.append([f"`{options}`", item["adversary"].split(",")[0], *shown, item["verdict"]])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+EXPERIMENTS = {"joint-view": (joint_view, joint_view_table), "audit": (audits, audit_table)}
+
+
+# --- keeping -------------------------------------------------------------------------------------------------------
+
+
+def path_of(name: str) -> Path:
+    return KEPT / f"privacy_{name.replace('-', '_')}.json"
+
+
+def keep(name: str) -> None:
+    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
+    origin = {
+        "command": f"python benchmarks/privacy_measured.py run {name}",
+        "commit": commit,
+        "seed": 0,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+    }
+    measured, _ = EXPERIMENTS[name]
+    path_of(name).write_text(json.dumps({"origin": origin, **_finite(measured())}, indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Floats to six digits: more would only be noise in the file."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+def render() -> None:
+    page = PAGE.read_text()
+    for name, (_, table) in EXPERIMENTS.items():
+        if path_of(name).exists():
+            kept = json.loads(path_of(name).read_text())
+            begin, end = f"<!-- measured {name}: begin -->", f"<!-- measured {name}: end -->"
+            before, rest = page.split(begin)
+            origin = f"`{kept['origin']['command']}`, seed 0, commit {kept['origin']['commit']}."
+            page = f"{before}{begin}\n\n{table(kept)}\n\n{origin}\n\n{end}{rest.split(end)[1]}"
+    PAGE.write_text(page)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "render"))
+    parser.add_argument("names", nargs="*", choices=(*EXPERIMENTS, []), help="what to run")
+    arguments = parser.parse_args()
+    if arguments.action == "render":
+        render()
+    for name in arguments.names:
+        keep(name)
+
+
+if __name__ == "__main__":
+    main()
