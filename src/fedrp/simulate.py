@@ -19,12 +19,13 @@ from fedrp.config import RunConfig, Speed, require_choice
 from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.evaluate import Evaluation
-from fedrp.host import Hosts, HostSetup, grouped, set_threads
+from fedrp.host import Hosts, HostSetup, SimulatedEntropy, Tap, grouped, set_threads
 from fedrp.models import MODELS, built, layout_of
 from fedrp.privacy.ledger import statements
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
 from fedrp.runfolder import RunFolder
+from fedrp.sealing import Identity
 from fedrp.task import Task, examples, split_among_clients
 
 OnRound = Callable[[RoundRecord], None]
@@ -40,8 +41,9 @@ def simulate(
     out: Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    tap: Tap | None = None,
 ) -> RunResult:
-    """Train a task with the configured algorithm and return what came of it.
+    """Train a task with the configured algorithm and return what came of it. `tap` sees every packet that is carried.
 
     Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
     not the run was killed and resumed in between.
@@ -56,7 +58,7 @@ def simulate(
     folder = RunFolder.open(out, setup.config, resume) if out else None
     records: list[RoundRecord] = []
     traffic = Traffic()
-    with _computing(setup) as hosts:
+    with _computing(setup, tap) as hosts:
         if folder and folder.checkpoint():
             server, records = folder.load(server, hosts)
         else:
@@ -104,10 +106,10 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
 
 
 @contextmanager
-def _computing(setup: HostSetup) -> Iterator[Hosts]:
+def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
     threads = torch.get_num_threads()
     set_threads(setup.speed)
-    hosts = Hosts(setup)
+    hosts = Hosts(setup, tap)
     try:
         yield hosts
     finally:
@@ -193,6 +195,11 @@ def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation
 def delivering_client(config: RunConfig) -> int:
     """The client whose model is delivered where every client keeps its own: drawn at random, once per run."""
     return int(RunSeed(config.seed).generator("delivered").integers(config.clients))
+
+
+def simulated_identity(config: RunConfig, client: int) -> Identity:
+    """The private sealing key of a simulated client: what it brings along if it colludes with someone."""
+    return Identity(SimulatedEntropy(RunSeed(config.seed), client).secret("identity"))
 
 
 def _finish(
