@@ -47,7 +47,7 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     require_choice("algorithm to attack", config.algorithm, _UPDATES)
     if round_ > 1 and ALGORITHMS[config.algorithm].delivers == "client":
         raise ConfigError(f"round={round_} is not valid: in '{config.algorithm}' only the first model is common to all")
-    keys = _opened_keys(view) if view.insider else _guessed_keys(view, guess)
+    keys = opened_keys(view) if view.insider else _guessed_keys(view, guess)
     model = _model(view, keys, round_)
     secret = ALGORITHMS[config.algorithm].secret
     projection = _project(view, model.size)(keys[round_]) if secret else None
@@ -58,14 +58,30 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     ]
 
 
+def opened_keys(view: View) -> Keys:
+    """The round keys that an insider's own envelopes hold."""
+    insider = view.insider
+    if insider is None:
+        return {}
+    keys = {}
+    for client, message in view.messages(Kind.SEALED):
+        if client == insider.client:
+            bound = binding(message.run, message.round, message.sender, client, message.projection)
+            keys[message.round] = insider.identity.open(message.payload.tobytes(), bound)
+    return keys
+
+
 def angles(view: View, round_: int = 1) -> npt.NDArray[np.float64]:
     """Cosines between the clients' vectors of a round: with lengths, all that a secret `gaussian` matrix leaves."""
-    vectors = np.stack(list(_uploads(view, round_).values()))
+    vectors = np.stack(list(uploads(view, round_).values()))
+    if ALGORITHMS[view.public.config.algorithm].delivers == "client":
+        vectors -= vectors.mean(axis=0)  # models are uploaded, not steps: all clients' models point the same way
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors @ vectors.T
 
 
-def _uploads(view: View, round_: int) -> dict[int, Update]:
+def uploads(view: View, round_: int) -> dict[int, Update]:
+    """The vectors of a round that are seen on their way to the server, by client."""
     return {
         message.sender: message.payload.astype(np.float64)
         for _, message in view.messages(Kind.UPLOAD)
@@ -75,10 +91,10 @@ def _uploads(view: View, round_: int) -> dict[int, Update]:
 
 def _vectors(view: View, round_: int, algorithm: str) -> dict[tuple[int, ...], Update]:
     """Vectors as uploaded, by the clients that made them."""
-    uploads = _uploads(view, round_)
+    vectors = uploads(view, round_)
     insider = view.insider.client if view.insider else None
     if view.sees_all:
-        return {(client,): vector for client, vector in uploads.items() if client != insider}
+        return {(client,): vector for client, vector in vectors.items() if client != insider}
     aggregates = _aggregates(view)
     if round_ not in aggregates or insider is None:
         raise ConfigError(f"the aggregate of round {round_} was not recorded: record one more round")
@@ -90,25 +106,12 @@ def _vectors(view: View, round_: int, algorithm: str) -> dict[tuple[int, ...], U
     if algorithm == "fedavg-dp" and round_ > 1:  # its aggregate is a running sum
         total -= aggregates[round_ - 1].astype(np.float64) * count
     others = tuple(client for client in range(config.clients) if client != insider)
-    return {others: (total - uploads[insider]) / (count - 1)}
+    return {others: (total - vectors[insider]) / (count - 1)}
 
 
 def _aggregates(view: View) -> dict[int, Vector]:
     messages = [message for _, message in view.messages(Kind.AGGREGATE)]
     return {message.round: message.payload.astype(np.float32) for message in messages}
-
-
-def _opened_keys(view: View) -> Keys:
-    """The round keys that an insider's own envelopes hold."""
-    insider = view.insider
-    if insider is None:
-        return {}
-    keys = {}
-    for client, message in view.messages(Kind.SEALED):
-        if client == insider.client:
-            bound = binding(message.run, message.round, message.sender, client, message.projection)
-            keys[message.round] = insider.identity.open(message.payload.tobytes(), bound)
-    return keys
 
 
 def _guessed_keys(view: View, guess: RunSeed) -> Keys:

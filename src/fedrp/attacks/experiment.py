@@ -1,10 +1,11 @@
-"""An inversion attack from start to end: choose pictures, record a run on them, attack one adversary's view, compare.
+"""Attacks from start to end: choose pictures, record a run on them, attack one adversary's view, compare.
 
 Only this file knows both the truth and the attack; it hands the attack a `View` and public data, nothing else.
 """
 
 import dataclasses
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedrp.attacks.clues import angles, find_clues
+from fedrp.attacks.angles import named_classes
+from fedrp.attacks.clues import angles, find_clues, opened_keys, uploads
 from fedrp.attacks.inversion import Effort, invert
+from fedrp.attacks.keysearch import (
+    ROWS,
+    SEED_BITS,
+    OnTried,
+    keyed_guess,
+    search,
+    seeded_guess,
+    seeded_matrix,
+    typical_size,
+)
 from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
 from fedrp.attacks.record import record
 from fedrp.attacks.victim import SMOOTH, Victim
@@ -26,6 +38,7 @@ from fedrp.config import RunConfig, require_choice
 from fedrp.data import Dataset, load_dataset
 from fedrp.errors import ConfigError, DataError
 from fedrp.rng import RunSeed
+from fedrp.secret import KEY_BYTES
 from fedrp.task import Task
 from fedrp.training import Examples
 
@@ -45,7 +58,8 @@ class Scenario:
     targets: int = 4  # clients attacked; an adversary that sees aggregates attacks all others at once
     dim: int = 1000
     projection: str | None = None
-    rounds: int = 10  # of the run; the noise of private algorithms depends on it
+    dp_epsilon: float | None = None  # noise in the run, for algorithms that can
+    rounds: int = 10  # of the run; the noise depends on it
     round: int = 1  # that is attacked
     seed: int = 0
 
@@ -125,7 +139,7 @@ def attack_pictures(
     dataset = load_dataset(scenario.dataset, data_dir)
     chosen = _chosen(scenario, dataset)
     recording = record_run(scenario, dataset, chosen)
-    view = recording.view(ADVERSARIES[scenario.adversary])
+    view = recording.view(ADVERSARIES[scenario.adversary], insider=scenario.clients - 1)
     prior = _unit(dataset.test_x).mean(axis=0)
     seed = RunSeed(scenario.seed)
     began = time.monotonic()
@@ -164,19 +178,78 @@ def attack_pictures(
     )
 
 
-def attack_links(scenario: Scenario, data_dir: Path | None = None) -> Area:
-    """How well the server alone can tell which clients hold pictures of the same class, from angles between uploads."""
+class Links(NamedTuple):
+    """What the server alone makes of angles between uploads."""
+
+    same_class: Area  # how well it tells pairs of clients of one class from others
+    label_rate: float  # share of clients whose class it names; guessing gives one by the number of classes
+    psnr: float  # of the mean public picture of the class that it names
+    psnr_mean_picture: float  # of the mean of all public pictures
+
+
+def attack_angles(scenario: Scenario, data_dir: Path | None = None) -> Links:
+    """The server alone against a secret matrix; `scenario.clients` should be a few dozen, with one picture each."""
     dataset = load_dataset(scenario.dataset, data_dir)
     chosen = _chosen(scenario, dataset)
     view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
     cosines = angles(view, scenario.round)
-    labels = [int(dataset.train_y[truth[0]]) for truth in chosen]
-    pairs = list(itertools.combinations(range(scenario.clients), 2))
-    same = np.array([cosines[pair] for pair in pairs if labels[pair[0]] == labels[pair[1]]])
-    different = np.array([cosines[pair] for pair in pairs if labels[pair[0]] != labels[pair[1]]])
-    if not len(same) or not len(different):
-        raise ConfigError(f"clients={scenario.clients} is too few: no two of them hold pictures of one class")
-    return area(same, different)
+    labels = np.array([dataset.train_y[truth[0]] for truth in chosen])
+    same = labels[:, None] == labels
+    pairs = np.triu_indices(scenario.clients, 1)
+    if same[pairs].all() or not same[pairs].any():
+        raise ConfigError(f"clients={scenario.clients} is too few: give enough for pairs of one and of two classes")
+    public = _unit(dataset.test_x)
+    named = named_classes(view, public, dataset.test_y, RunSeed(scenario.seed), scenario.round)
+    originals = _unit(dataset.train_x[[truth[0] for truth in chosen]])
+    means = np.stack([public[dataset.test_y == label].mean(axis=0) for label in range(dataset.classes)])
+    return Links(
+        area(cosines[pairs][same[pairs]], cosines[pairs][~same[pairs]]),
+        float(np.mean(named == labels)),
+        _mean([psnr(*pair) for pair in zip(originals, means[named], strict=True)]),
+        _mean([psnr(original, public.mean(axis=0)) for original in originals]),
+    )
+
+
+def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> dict[str, Any]:
+    """Search for the seed of a matrix that was made as in common practice, then, with as much time, for a real key."""
+    if not 1 <= bits <= SEED_BITS:
+        raise ConfigError(
+            f"bits={bits} is not valid: expected 1 to {SEED_BITS}, the size of a seed of torch's generator"
+        )
+    dataset = load_dataset("mnist-mini")
+    scenario = Scenario(algorithm="fedavg", clients=2, rounds=2, dim=ROWS, projection="gaussian", seed=seed)
+    chosen = _chosen(scenario, dataset)
+    view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
+    model = find_clues(view, RunSeed(seed))[0].model  # public: it comes from the run's seed
+    typical = typical_size(model, ROWS)
+    secret = int(RunSeed(seed).generator("secret-seed").integers(2**bits))
+    trained = uploads(view, 1)[0]
+    seen = seeded_matrix(secret, ROWS, model.size) @ trained
+    seeds = search(range(2**bits), seeded_guess(model, ROWS), seen, typical, on_tried=on_tried)
+
+    real = record_run(dataclasses.replace(scenario, algorithm="fedrp"), dataset, chosen)
+    inside = real.view(ADVERSARIES["server+client"])
+    granted = find_clues(inside, RunSeed(seed))[0].model  # more than the server has
+    guess = keyed_guess(granted, ROWS, "gaussian")
+    upload = uploads(real.view(ADVERSARIES["server"]), 1)[0]
+    keys = search(itertools.count(), guess, upload, typical_size(granted, ROWS), budget=seeds.seconds)
+    true_key = int.from_bytes(opened_keys(inside)[1].reveal(), "big")
+    control = search([true_key], guess, upload, typical_size(granted, ROWS))
+    return {
+        "parameters": model.size,
+        "seed_bits": bits,
+        "seed_found": seeds.found == secret,
+        "seeds_tried": seeds.tried,
+        "seconds": round(seeds.seconds, 2),
+        "seeds_per_second": round(seeds.rate),
+        "hours_for_all_32_bit_seeds": round(2**SEED_BITS / seeds.rate / 3600, 1),
+        "key_bits": 8 * KEY_BYTES,
+        "key_found": keys.found is not None,
+        "keys_tried": keys.tried,
+        "keys_per_second": round(keys.rate),
+        "log2_years_for_all_keys": round(8 * KEY_BYTES - math.log2(keys.rate * 365.25 * 86400), 1),
+        "true_key_would_be_recognised": control.found == true_key,
+    }
 
 
 def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np.intp]]) -> Recording:
@@ -195,6 +268,7 @@ def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np
         batch_size=scenario.pictures,
         dim=scenario.dim,
         projection=scenario.projection,
+        dp_epsilon=scenario.dp_epsilon,
         seed=scenario.seed,
     )
     (mean,), (deviation,) = dataset.mean, dataset.std
@@ -210,7 +284,8 @@ def _chosen(scenario: Scenario, dataset: Dataset) -> list[npt.NDArray[np.intp]]:
     count = scenario.clients * scenario.pictures
     if count > len(dataset.train_x):
         raise DataError(f"clients={scenario.clients} with pictures={scenario.pictures}: there are not so many pictures")
-    drawn = RunSeed(scenario.seed).generator("attacked").choice(len(dataset.train_x), count, replace=False)
+    # The same first pictures whatever the number of clients, so that adversaries can be compared on them.
+    drawn = RunSeed(scenario.seed).generator("attacked").permutation(len(dataset.train_x))[:count]
     return list(drawn.reshape(scenario.clients, scenario.pictures))
 
 

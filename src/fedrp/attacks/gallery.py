@@ -1,9 +1,13 @@
 """Pictures of attacks: originals above, reconstructions below."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from fedrp.attacks.experiment import Outcome
 from fedrp.attacks.metrics import Pictures
 from fedrp.errors import ConfigError
 
@@ -32,3 +36,15 @@ def draw(strips: Sequence[Strip], path: Path) -> None:
             axes.imshow(picture[0], cmap="gray", vmin=0, vmax=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def write(outcome: Outcome, folder: Path) -> None:
+    """Put an outcome into a folder: `pictures.png` and `result.json`."""
+    originals = np.concatenate([target.originals for target in outcome.targets])
+    found = np.concatenate([target.found for target in outcome.targets])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").write_text(json.dumps(outcome.as_json(), indent=2))
+        draw([Strip("original", originals), Strip("reconstruction", found)], folder / "pictures.png")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from None

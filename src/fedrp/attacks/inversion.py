@@ -22,7 +22,7 @@ from fedrp.attacks.clues import Clue
 from fedrp.attacks.metrics import Pictures
 from fedrp.attacks.view import Public
 from fedrp.config import require_choice, settled
-from fedrp.models import built, layout_of
+from fedrp.models import Vector, built, layout_of
 from fedrp.projection import Projection
 from fedrp.rng import RunSeed
 
@@ -51,7 +51,7 @@ Objective = Callable[[torch.Tensor], torch.Tensor]
 def invert(public: Public, clue: Clue, count: int, effort: Effort, prior: Pictures, seed: RunSeed) -> Reconstruction:
     """`count` pictures that explain a clue. `prior` is where the search starts: a typical picture (C, H, W)."""
     require_choice("method", effort.method, METHODS)
-    gradient = _gradient_of(public, clue)
+    gradient = gradient_at(public, clue.model)
     labels = recovered_labels(public, clue, count, prior)
     target = torch.from_numpy(-clue.update)
     y = torch.tensor(labels)
@@ -59,7 +59,7 @@ def invert(public: Public, clue: Clue, count: int, effort: Effort, prior: Pictur
         target = target / _stated_step(public, clue)
 
     def objective(pictures: torch.Tensor) -> torch.Tensor:
-        seen = _seen(gradient(_scaled(public, pictures), y), clue.projection)
+        seen = _seen(gradient(scaled(public, pictures), y), clue.projection)
         if effort.known_step:
             miss = (seen - target).square().sum() / target.square().sum()
         else:
@@ -77,9 +77,9 @@ def invert(public: Public, clue: Clue, count: int, effort: Effort, prior: Pictur
 
 def recovered_labels(public: Public, clue: Clue, count: int, prior: Pictures) -> tuple[int, ...]:
     """The labels that explain a clue best, found one after the other."""
-    gradient = _gradient_of(public, clue)
+    gradient = gradient_at(public, clue.model)
     target = torch.from_numpy(-clue.update)
-    typical = _scaled(public, torch.from_numpy(prior)[None])
+    typical = scaled(public, torch.from_numpy(prior)[None])
     prototypes = torch.stack(
         [_seen(gradient(typical, torch.tensor([label])), clue.projection).detach() for label in range(public.classes)]
     )
@@ -99,11 +99,11 @@ def recovered_labels(public: Public, clue: Clue, count: int, prior: Pictures) ->
 _START_NOISE = 0.02
 
 
-def _gradient_of(public: Public, clue: Clue) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(pictures, labels) -> the gradient of the mean loss at the clue's model, differentiable by the pictures."""
+def gradient_at(public: Public, model: Vector) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(pictures, labels) -> the gradient of the mean loss at a model, differentiable by the pictures."""
     module = built(public.model).double().eval()
     layout = layout_of(built(public.model))
-    views = layout.views(torch.from_numpy(clue.model.astype(np.float64)))
+    views = layout.views(torch.from_numpy(model.astype(np.float64)))
     weights = [view.clone().requires_grad_() for view in views]
 
     def gradient(pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def _seen(gradient: torch.Tensor, projection: Projection | None) -> torch.Tensor
     return gradient if projection is None else _Project.apply(gradient, projection)  # type: ignore[no-untyped-call]
 
 
-def _scaled(public: Public, pictures: torch.Tensor) -> torch.Tensor:
+def scaled(public: Public, pictures: torch.Tensor) -> torch.Tensor:
     """Pictures from [0, 1] to what the model is trained on."""
     return public.low + (public.high - public.low) * pictures
 

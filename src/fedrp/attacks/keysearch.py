@@ -19,6 +19,7 @@ from fedrp.models import Vector
 from fedrp.projection import make_projection
 from fedrp.secret import KEY_BYTES, SecretKey
 
+SEED_BITS = 32  # what torch's generator on the CPU keeps of a seed
 ROWS = 12  # coordinates compared: a wrong key passes each with probability 0.04, all with 2e-17
 _TOLERANCE = 0.05  # of a coordinate's typical size
 _GRAIN = 16  # torch draws normals in blocks of this many
@@ -77,16 +78,17 @@ def seeded_matrix(seed: int, rows: int, columns: int) -> npt.NDArray[np.float32]
 
 
 def seeded_guess(model: Vector, rows: int) -> Guess:
-    """What a seed predicts. The first row is drawn alone: it settles 96 of 100 candidates."""
-    padded = torch.zeros(-(-model.size // _GRAIN) * _GRAIN)
-    padded[: model.size] = torch.from_numpy(model / np.float32(np.sqrt(rows)))
-    row = torch.empty_like(padded)
+    """What a seed predicts. Rows are drawn as they are asked for: one settles 96 of 100 candidates."""
+    scaled = torch.from_numpy(model / np.float32(np.sqrt(rows)))
     generator = torch.Generator()
 
     def guess(seed: int) -> Iterator[float]:
-        generator.manual_seed(seed)
-        yield float(torch.randn(row.shape, generator=generator, out=row) @ padded)
-        yield from (seeded_matrix(seed, rows, model.size) @ model)[1:].tolist()
+        for row in range(rows):
+            stop = (row + 1) * model.size
+            # From the start again, in whole blocks: torch draws by sixteen, and the last of a tensor in another way.
+            count = stop if row == rows - 1 else -(-stop // _GRAIN) * _GRAIN
+            drawn = torch.randn(count, generator=generator.manual_seed(seed))
+            yield float(drawn[stop - model.size : stop] @ scaled)
 
     return guess
 
