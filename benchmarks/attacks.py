@@ -94,8 +94,11 @@ CASES: dict[str, Case] = {
         "FedAvg, server, stated learning rate (DLM)", dataclasses.replace(BASE, targets=4), Effort(known_step=True)
     ),
     "fedavg-adam": Case("FedAvg, server, Adam and angles", dataclasses.replace(BASE, targets=4), Effort("adam", 400)),
+    "fedavg-lenet5-lbfgs": Case(
+        "FedAvg, server, LeNet-5 (ReLU, max-pooling), L-BFGS", dataclasses.replace(BASE, model="lenet5", targets=2)
+    ),
     "fedavg-lenet5": Case(
-        "FedAvg, server, LeNet-5 (ReLU, max-pooling)",
+        "FedAvg, server, LeNet-5 (ReLU, max-pooling), Adam",
         dataclasses.replace(BASE, model="lenet5", targets=2),
         Effort("adam", 1000, smoothness=1e-2),
     ),
@@ -115,6 +118,18 @@ LINKS: dict[str, tuple[str, Scenario]] = {
         "Subspace, LeNet-5, m = 1,000, sign",
         dataclasses.replace(SUBSPACE, clients=40, model="lenet5", projection="sign"),
     ),
+}
+
+# Labels alone, on many clients: a handful of pictures cannot tell a leak from luck.
+NO_SEARCH = Effort(iterations=1)
+LABELS: dict[str, list[Scenario]] = {
+    "labels-subspace": [
+        dataclasses.replace(SUBSPACE, clients=40, targets=40, projection="sign", seed=seed) for seed in range(8)
+    ],
+    "labels-fedrp": [
+        dataclasses.replace(PRINTED, clients=40, targets=40, projection="sign", seed=seed) for seed in range(8)
+    ],
+    "labels-fedavg-dp": [dataclasses.replace(PRIVATE, targets=10, seed=seed) for seed in range(8)],
 }
 
 MEMBERSHIP = {
@@ -165,6 +180,19 @@ def membership(name: str) -> dict[str, Any]:
     return {**attack_membership(WORK / f"{name}-run"), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
 
 
+def labels(name: str) -> dict[str, Any]:
+    rates = [attack_pictures(scenario, NO_SEARCH).label_rate for scenario in LABELS[name]]
+    first = LABELS[name][0]
+    shape = {"clients": first.clients, "rounds": first.rounds, "dim": first.dim, "projection": first.projection}
+    return {
+        "algorithm": first.algorithm,
+        **shape,
+        "seeds": len(rates),
+        "label_rate": float(np.mean(rates)),
+        "rates": rates,
+    }
+
+
 def keys(_name: str) -> dict[str, Any]:
     return attack_keys(16)
 
@@ -172,6 +200,7 @@ def keys(_name: str) -> dict[str, Any]:
 JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
     **dict.fromkeys(CASES, inversion),
     **dict.fromkeys(LINKS, links),
+    **dict.fromkeys(LABELS, labels),
     **dict.fromkeys(MEMBERSHIP, membership),
     "keys": keys,
 }
@@ -234,11 +263,20 @@ def links_table(results: dict[str, Any]) -> str:
         same = r["same_class"]
         lines.append(
             [
-                *(f"{title}, seed {scenario.seed}", f"{same['auc']:.3f} ({same['low']:.3f} to {same['high']:.3f})"),
+                *(f"{title}, seed {scenario.seed}", f"{same['auc']:.3f}"),
                 *(f"{100 * r['label_rate']:.0f} %", f"{r['psnr']:.1f}", f"{r['psnr_mean_picture']:.1f}"),
             ]
         )
-    return table(["run", "same class, AUC (95 %)", "classes named", "PSNR dB", "mean picture dB"], lines)
+    return table(["run", "same class, AUC", "classes named", "PSNR dB", "mean picture dB"], lines)
+
+
+def labels_table(results: dict[str, Any]) -> str:
+    lines = []
+    for name in LABELS:
+        r = results[name]
+        each = ", ".join(f"{100 * rate:.0f}" for rate in r["rates"])
+        lines.append([r["algorithm"], f"{r['seeds']} x {r['clients']}", f"{100 * r['label_rate']:.1f} %", each])
+    return table(["algorithm", "runs x clients", "labels found", "by run, %"], lines)
 
 
 def membership_table(results: dict[str, Any]) -> str:
@@ -331,6 +369,7 @@ def render() -> None:
         "inversion": inversion_table(results, main),
         "variants": inversion_table(results, [name for name in CASES if name not in main]),
         "links": links_table(results),
+        "labels": labels_table(results),
         "membership": membership_table(results),
         "keys": keys_table(results),
     }

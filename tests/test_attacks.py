@@ -23,7 +23,7 @@ from fedrp.attacks.view import ADVERSARIES, Recording, View
 from fedrp.cli import main
 from fedrp.data import Dataset, load_dataset
 from fedrp.errors import ConfigError, DataError, FedRPError
-from fedrp.models import secret_initial
+from fedrp.models import layout_of, secret_initial
 from fedrp.projection import make_projection
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
@@ -203,6 +203,21 @@ def test_a_later_round_of_fedavg_is_no_safer() -> None:
 def test_of_two_clients_each_reads_the_other() -> None:
     scenario = Scenario("fedrp-subspace", "client", clients=2, rounds=2, projection="sign")
     assert min(attack_pictures(scenario, Effort()).psnr) > 25
+
+
+def test_a_dense_layer_gives_its_input_away(recorded: Callable[..., Recording], dataset: Dataset) -> None:
+    """Also where pixels are hard to get: weight gradient by bias gradient is the layer's input, from one picture."""
+    recording = recorded(model="lenet5")
+    clue = find_clues(recording.view(ADVERSARIES["server"]), RunSeed(0))[0]
+    module = recording.public.model()
+    layout = layout_of(module)
+    step = dict(zip(layout.names, layout.views(torch.from_numpy(clue.update)), strict=True))
+    weight, bias = step["7.weight"], step["7.bias"]
+    found = (weight * bias[:, None]).sum(dim=0) / bias.square().sum()
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(clue.model.copy()), module.parameters())
+    with torch.no_grad():
+        truth = module[:7](torch.from_numpy(dataset.normalised(dataset.train_x[:1])))[0].double()
+    assert float((found - truth).norm() / truth.norm()) < 1e-3
 
 
 # --- angles ----------------------------------------------------------------------------------------------------------
