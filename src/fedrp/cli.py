@@ -463,8 +463,8 @@ def audit(
     settings |= {name: value for name, value in given.items() if value is not None}
     config = from_settings(RunConfig, settings)
     whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None
-    with _counting("trials", trials) as on_trial:
-        result = play(config, trials, confidence, Fault(fault), whom, parameters, on_trial)
+    with _counting("trials") as on_step:
+        result = play(config, trials, confidence, Fault(fault), whom, parameters, lambda done: on_step(done, trials))
     told = result.as_json()
     if as_json:
         print(json.dumps(told))
@@ -479,22 +479,6 @@ def audit(
             f"the mechanism leaks more than claimed: epsilon is at least {told['lower_bound']:.4g}, "
             f"claimed {told['claimed_epsilon']:.4g}"
         )
-
-
-@contextmanager
-def _counting(name: str, total: int) -> typing.Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, or a line for every tenth of the way."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name, total=total)
-
-        def on_step(done: int) -> None:
-            progress.update(task, completed=done)
-            if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
-                print(f"{name} {done}/{total}", file=sys.stderr, flush=True)
-
-        yield on_step
 
 
 @cli.command()
@@ -520,3 +504,97 @@ def sensitivity(config: Path | None, neighbours: int, change: str, client: int, 
         shown = f"{spread['smallest']:.4g} to {spread['largest']:.4g}, mean {spread['mean']:.4g}"
         print(f"round {number:<4} distances     {shown}, deviation {spread['deviation']:.2g}")
     print("an estimate is no bound: enforce one with --ball (fedrp) or --clip (private algorithms)")
+
+
+# --- attacks -------------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def attack() -> None:
+    """Attack what a run gives away: recorded bytes, or the final model. See docs/attacks.md."""
+
+
+@attack.command("inversion")
+@click.option("--algorithm", default="fedavg", show_default=True, help="fedavg, fedavg-dp, fedrp or fedrp-subspace")
+@click.option("--adversary", default="server", show_default=True, help="server, server+client or client")
+@click.option("--images", "targets", default=4, show_default=True, help="clients to attack")
+@click.option("--clients", default=10, show_default=True, help="number of clients K")
+@click.option("--pictures", default=1, show_default=True, help="pictures of each client, all in one step")
+@click.option("--dim", default=1000, show_default=True, help="projection dimension m")
+@click.option("--projection", help="gaussian, sign or hadamard  [default: by size]")
+@click.option("--model", default="lenet-sigmoid", show_default=True, help="attacked model; see also 'fedrp run --help'")
+@click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey pictures")
+@click.option("--dp-epsilon", type=float, help="client-level epsilon of the run, for fedavg-dp and fedrp-subspace")
+@click.option("--rounds", default=10, show_default=True, help="rounds of the run, which decide the noise")
+@click.option("--round", default=1, show_default=True, help="round that is attacked")
+@click.option("--method", default="lbfgs", show_default=True, help="lbfgs or adam")
+@click.option("--iterations", default=200, show_default=True, help="steps of the search")
+@click.option("--restarts", default=1, show_default=True, help="searches from different starts; the best one counts")
+@click.option("--smoothness", default=1e-3, show_default=True, help="weight of total variation")
+@click.option("--known-step", is_flag=True, help="match lengths too, trusting the stated learning rate")
+@click.option("--seed", default=0, show_default=True, help="pictures, run and guesses")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--out", type=click.Path(path_type=Path), help="folder for pictures.png and result.json")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Reconstruct clients' pictures from what one adversary sees of a run."""
+    from fedrp.attacks.experiment import Scenario, attack_pictures
+    from fedrp.attacks.gallery import write
+    from fedrp.attacks.inversion import Effort
+
+    effort = Effort(**{name: given.pop(name) for name in Effort._fields})
+    scenario = Scenario(**given)
+    with _counting(f"{scenario.algorithm}, {scenario.adversary}") as on_step:
+        outcome = attack_pictures(scenario, effort, data_dir, on_step)
+    if out:
+        write(outcome, out)
+    _print_object(outcome.as_json(), as_json)
+
+
+@attack.command("membership")
+@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.option("--references", default=2, show_default=True, help="reference models to train; 0 for the plain loss only")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def attack_membership_of(run_folder: Path, references: int, data_dir: Path | None, as_json: bool) -> None:
+    """Tell members of the training set from others by the final model in RUN_FOLDER."""
+    from fedrp.attacks.membership import attack_membership
+
+    _print_object(attack_membership(run_folder, references, data_dir), as_json)
+
+
+@attack.command("key-search")
+@click.option("--bits", default=16, show_default=True, help="size of the seed to find")
+@click.option("--seed", default=0, show_default=True, help="what the secret seed is drawn from")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def attack_key_search(bits: int, seed: int, as_json: bool) -> None:
+    """Find the seed of a matrix made as in common practice; then try as long for a real key."""
+    from fedrp.attacks.experiment import attack_keys
+
+    with _counting("seeds") as on_step:
+        found = attack_keys(bits, seed, lambda tried: on_step(tried, 2**bits))
+    _print_object(found, as_json)
+
+
+@contextmanager
+def _counting(name: str) -> typing.Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, or a line for every tenth of the way; fed with what is done, of how much."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+
+        def on_step(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+                print(f"{name} {done}/{total}", file=sys.stderr, flush=True)
+
+        yield on_step
+
+
+def _print_object(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values))
+        return
+    for name, value in values.items():
+        print(f"{name:<28} {f'{value:.4g}' if isinstance(value, float) else value}")

@@ -12,6 +12,7 @@ import pickle
 import resource
 import signal
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -276,10 +277,14 @@ def set_threads(speed: Speed) -> None:
     kernels.set_threads(speed.threads)
 
 
-class Hosts:
-    """All clients of a simulation, wherever they live. Calls go to all workers at once."""
+Tap = Callable[[Packets, Packets], None]  # (sent to clients, their replies) of one exchange, as it happens
 
-    def __init__(self, setup: HostSetup) -> None:
+
+class Hosts:
+    """All clients of a simulation, wherever they live. Calls go to all workers at once; a tap sees what is carried."""
+
+    def __init__(self, setup: HostSetup, tap: Tap | None = None) -> None:
+        self._tap = tap or (lambda _sent, _replies: None)
         count = min(setup.speed.workers, len(setup.groups))
         self._owner: dict[int, int] = {}
         shares = []
@@ -296,12 +301,14 @@ class Hosts:
         require_bytes(packets)
         replies = {c: r for part in self._each("respond", packets) for c, r in part.items()}
         require_bytes(replies)
+        self._tap(packets, replies)
         return dict(sorted(replies.items()))
 
     def hello(self) -> Packets:
         """Every client's first packet."""
         packets = {c: p for part in self._all("hello") for c, p in part.items()}
         require_bytes(packets)
+        self._tap({}, packets)
         return packets
 
     def score(self, packets: Packets) -> dict[int, Score]:

@@ -20,7 +20,7 @@ from fedrp.config import RunConfig, Speed, require_choice
 from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ConfigError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
-from fedrp.host import Hosts, HostSetup, grouped, set_threads, simulated_roster
+from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, built, layout_of
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
@@ -43,8 +43,9 @@ def simulate(
     out: Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    tap: Tap | None = None,
 ) -> RunResult:
-    """Train a task with the configured algorithm and return what came of it.
+    """Train a task with the configured algorithm and return what came of it. `tap` sees every packet that is carried.
 
     Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
     not the run was killed and resumed in between.
@@ -59,7 +60,7 @@ def simulate(
     folder = RunFolder.open(out, setup.config, resume) if out else None
     records: list[RoundRecord] = []
     traffic = Traffic()
-    with _computing(setup) as hosts:
+    with _computing(setup, tap) as hosts:
         if folder and folder.checkpoint():
             server, records = folder.load(server, hosts)
         else:
@@ -127,10 +128,10 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
 
 
 @contextmanager
-def _computing(setup: HostSetup) -> Iterator[Hosts]:
+def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
     threads = torch.get_num_threads()
     set_threads(setup.speed)
-    hosts = Hosts(setup)
+    hosts = Hosts(setup, tap)
     try:
         yield hosts
     finally:

@@ -1,0 +1,399 @@
+"""Every attack of docs/attacks.md: run it, keep it, draw it, render its tables.
+
+    python benchmarks/attacks.py run [NAME ...]     run what is missing (without names: everything; about half an hour)
+    python benchmarks/attacks.py render             write benchmarks/results/attacks.json, the figures and the tables
+
+What was run is kept in runs/attacks/ with its pictures; `render` needs all of it.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedrp.attacks.experiment import Outcome, Scenario, attack_angles, attack_keys, attack_pictures
+from fedrp.attacks.gallery import Strip, draw
+from fedrp.attacks.inversion import Effort
+from fedrp.attacks.membership import attack_membership
+from fedrp.config import RunConfig
+from fedrp.data import load_dataset
+from fedrp.simulate import simulate
+from fedrp.task import named_task
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "runs" / "attacks"
+KEPT = ROOT / "benchmarks" / "results" / "attacks.json"
+PAGE = ROOT / "docs" / "attacks.md"
+FIGURES = ROOT / "docs" / "figures"
+BUDGETS = (10, 50, 100, 200, 500, 1000, 5000, 10000)
+SEEDS = (0, 1, 2)
+
+
+class Case(NamedTuple):
+    """An inversion attack and what the page calls it."""
+
+    title: str
+    scenario: Scenario
+    effort: Effort = Effort()
+
+
+BASE = Scenario(clients=10, targets=6, rounds=2)
+SUBSPACE = dataclasses.replace(BASE, algorithm="fedrp-subspace")
+PRINTED = dataclasses.replace(BASE, algorithm="fedrp")
+PRIVATE = dataclasses.replace(BASE, algorithm="fedavg-dp", rounds=10)
+BLIND = Effort(smoothness=0.1)  # what suits an attacker best who matches noise
+
+CASES: dict[str, Case] = {
+    "fedavg-server": Case("FedAvg, server", BASE),
+    "fedavg-dp-server": Case("FedAvg+DP (epsilon 10), server", PRIVATE, BLIND),
+    "fedrp-server": Case("FedRP as printed, m = 1,000, server", PRINTED, BLIND),
+    "subspace-server": Case("Subspace, m = 1,000, server", SUBSPACE, BLIND),
+    "fedrp-insider": Case(
+        "FedRP as printed, m = 1,000, server + client",
+        dataclasses.replace(PRINTED, adversary="server+client", targets=4),
+    ),
+    **{
+        f"subspace-insider-{m}": Case(
+            f"Subspace, m = {m:,}, server + client",
+            dataclasses.replace(SUBSPACE, adversary="server+client", dim=m, projection="sign", targets=4),
+        )
+        for m in BUDGETS
+    },
+    "subspace-insider-gaussian": Case(
+        "Subspace, m = 1,000, gaussian, server + client",
+        dataclasses.replace(SUBSPACE, adversary="server+client", targets=2),
+    ),
+    "subspace-insider-dp": Case(
+        "Subspace with noise (epsilon 10), m = 1,000, server + client",
+        dataclasses.replace(
+            SUBSPACE, adversary="server+client", dp_epsilon=10.0, rounds=10, projection="sign", targets=4
+        ),
+        BLIND,
+    ),
+    "fedavg-client-2": Case("FedAvg, other client, K = 2", dataclasses.replace(BASE, adversary="client", clients=2)),
+    "fedavg-client-10": Case("FedAvg, other client, K = 10", dataclasses.replace(BASE, adversary="client")),
+    "subspace-client-2": Case(
+        "Subspace, m = 1,000, other client, K = 2",
+        dataclasses.replace(SUBSPACE, adversary="client", clients=2, projection="sign"),
+    ),
+    "subspace-client-10": Case(
+        "Subspace, m = 1,000, other client, K = 10",
+        dataclasses.replace(SUBSPACE, adversary="client", projection="sign"),
+    ),
+    "fedavg-batch-4": Case("FedAvg, server, 4 pictures a step", dataclasses.replace(BASE, pictures=4, targets=2)),
+    "fedavg-round-3": Case("FedAvg, server, round 3", dataclasses.replace(BASE, rounds=3, round=3, targets=4)),
+    "fedavg-known-step": Case(
+        "FedAvg, server, stated learning rate (DLM)", dataclasses.replace(BASE, targets=4), Effort(known_step=True)
+    ),
+    "fedavg-adam": Case("FedAvg, server, Adam and angles", dataclasses.replace(BASE, targets=4), Effort("adam", 400)),
+    "fedavg-lenet5-lbfgs": Case(
+        "FedAvg, server, LeNet-5 (ReLU, max-pooling), L-BFGS", dataclasses.replace(BASE, model="lenet5", targets=2)
+    ),
+    "fedavg-lenet5": Case(
+        "FedAvg, server, LeNet-5 (ReLU, max-pooling), Adam",
+        dataclasses.replace(BASE, model="lenet5", targets=2),
+        Effort("adam", 1000, smoothness=1e-2),
+    ),
+}
+
+LINKS: dict[str, tuple[str, Scenario]] = {
+    **{
+        f"links-subspace-{seed}": (
+            "Subspace, m = 1,000, gaussian",
+            dataclasses.replace(SUBSPACE, clients=40, seed=seed),
+        )
+        for seed in SEEDS
+    },
+    "links-subspace-10": ("Subspace, m = 10, gaussian", dataclasses.replace(SUBSPACE, clients=40, dim=10)),
+    "links-fedrp": ("FedRP as printed, m = 1,000, gaussian", dataclasses.replace(PRINTED, clients=40)),
+    "links-lenet5": (
+        "Subspace, LeNet-5, m = 1,000, sign",
+        dataclasses.replace(SUBSPACE, clients=40, model="lenet5", projection="sign"),
+    ),
+}
+
+# Labels alone, on many clients: a handful of pictures cannot tell a leak from luck.
+NO_SEARCH = Effort(iterations=1)
+LABELS: dict[str, list[Scenario]] = {
+    "labels-subspace": [
+        dataclasses.replace(SUBSPACE, clients=40, targets=40, projection="sign", seed=seed) for seed in range(8)
+    ],
+    "labels-fedrp": [
+        dataclasses.replace(PRINTED, clients=40, targets=40, projection="sign", seed=seed) for seed in range(8)
+    ],
+    "labels-fedavg-dp": [dataclasses.replace(PRIVATE, targets=10, seed=seed) for seed in range(8)],
+}
+
+MEMBERSHIP = {
+    "membership-fedavg": RunConfig("fedavg"),
+    "membership-fedavg-dp": RunConfig("fedavg-dp"),
+    "membership-fedrp": RunConfig("fedrp"),
+    "membership-subspace": RunConfig("fedrp-subspace", projection="sign"),
+    "membership-fwc": RunConfig("fwc"),
+}
+MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5
+
+
+def inversion(name: str) -> dict[str, Any]:
+    case = CASES[name]
+    outcome = attack_pictures(case.scenario, case.effort)
+    np.savez_compressed(WORK / f"{name}.npz", **pictures_of(outcome))
+    return outcome.as_json()
+
+
+def pictures_of(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "originals": np.concatenate([target.originals for target in outcome.targets]),
+        "found": np.concatenate([target.found for target in outcome.targets]),
+    }
+
+
+def links(name: str) -> dict[str, Any]:
+    found = attack_angles(LINKS[name][1])
+    return {**dataclasses.asdict(LINKS[name][1]), **found._asdict(), "same_class": found.same_class._asdict()}
+
+
+def membership(name: str) -> dict[str, Any]:
+    """Few examples and many epochs: a model that has had every chance to learn its members by heart."""
+    mini = load_dataset("mnist-mini")
+    data = WORK / "few.npz"
+    np.savez_compressed(
+        data,
+        x_train=mini.train_x[:MEMBERS, 0],
+        y_train=mini.train_y[:MEMBERS],
+        x_test=mini.test_x[:, 0],
+        y_test=mini.test_y,
+    )
+    config = dataclasses.replace(
+        MEMBERSHIP[name], dataset=f"npz:{data}", clients=10, rounds=MEMBER_ROUNDS, local_epochs=MEMBER_EPOCHS
+    )
+    result = simulate(config, named_task(config), out=WORK / f"{name}-run", resume=True)
+    accuracy = result.as_json()["accuracy"]
+    return {**attack_membership(WORK / f"{name}-run"), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+
+
+def labels(name: str) -> dict[str, Any]:
+    rates = [attack_pictures(scenario, NO_SEARCH).label_rate for scenario in LABELS[name]]
+    first = LABELS[name][0]
+    shape = {"clients": first.clients, "rounds": first.rounds, "dim": first.dim, "projection": first.projection}
+    return {
+        "algorithm": first.algorithm,
+        **shape,
+        "seeds": len(rates),
+        "label_rate": float(np.mean(rates)),
+        "rates": rates,
+    }
+
+
+def keys(_name: str) -> dict[str, Any]:
+    return attack_keys(16)
+
+
+JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
+    **dict.fromkeys(CASES, inversion),
+    **dict.fromkeys(LINKS, links),
+    **dict.fromkeys(LABELS, labels),
+    **dict.fromkeys(MEMBERSHIP, membership),
+    "keys": keys,
+}
+
+
+def run(names: Sequence[str]) -> None:
+    WORK.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    for name in names or JOBS:
+        path = WORK / f"{name}.json"
+        if path.exists():
+            continue
+        print(name, flush=True)
+        commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
+        path.write_text(json.dumps({"commit": commit, **JOBS[name](name)}, indent=1))
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+# --- rendering -----------------------------------------------------------------------------------------------------
+
+
+def kept() -> dict[str, Any]:
+    missing = [name for name in JOBS if not (WORK / f"{name}.json").exists()]
+    if missing:
+        raise SystemExit(f"not run yet: {', '.join(missing)}")
+    origin = {
+        "command": "python benchmarks/attacks.py run && python benchmarks/attacks.py render",
+        "data": "mnist-mini (bundled); attacked pictures from its training part, public pictures from its test part",
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one thread",
+    }
+    return {"origin": origin, **{name: json.loads((WORK / f"{name}.json").read_text()) for name in JOBS}}
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---"] * len(header), *lines])
+
+
+def inversion_table(results: dict[str, Any], names: Sequence[str]) -> str:
+    lines = []
+    for name in names:
+        r = results[name]
+        each = r["psnr_each"]
+        lines.append(
+            [
+                *(CASES[name].title, str(len(each)), f"{r['psnr']:.1f} ({min(each):.1f} to {max(each):.1f})"),
+                *(f"{r['psnr_mean_picture']:.1f}", f"{r['ssim']:.2f}", f"{100 * r['label_rate']:.0f} %"),
+            ]
+        )
+    return table(["attack", "pictures", "PSNR dB, mean (range)", "mean picture dB", "SSIM", "labels"], lines)
+
+
+def links_table(results: dict[str, Any]) -> str:
+    lines = []
+    for name, (title, scenario) in LINKS.items():
+        r = results[name]
+        same = r["same_class"]
+        lines.append(
+            [
+                *(f"{title}, seed {scenario.seed}", f"{same['auc']:.3f}"),
+                *(f"{100 * r['label_rate']:.0f} %", f"{r['psnr']:.1f}", f"{r['psnr_mean_picture']:.1f}"),
+            ]
+        )
+    return table(["run", "same class, AUC", "classes named", "PSNR dB", "mean picture dB"], lines)
+
+
+def labels_table(results: dict[str, Any]) -> str:
+    lines = []
+    for name in LABELS:
+        r = results[name]
+        each = ", ".join(f"{100 * rate:.0f}" for rate in r["rates"])
+        lines.append([r["algorithm"], f"{r['seeds']} x {r['clients']}", f"{100 * r['label_rate']:.1f} %", each])
+    return table(["algorithm", "runs x clients", "labels found", "by run, %"], lines)
+
+
+def membership_table(results: dict[str, Any]) -> str:
+    def cells(scores: dict[str, float]) -> list[str]:
+        interval = f"{scores['auc']:.3f} ({scores['auc_low']:.3f} to {scores['auc_high']:.3f})"
+        return [interval, f"{100 * scores['tpr_at_1_percent_fpr']:.1f} %"]
+
+    lines = [
+        [
+            *(r["algorithm"], f"{r['accuracy']:.1f}", f"{r['members']}, {r['members_of']}"),
+            *(*cells(r["loss"]), *cells(r["calibrated"])),
+        ]
+        for r in (results[name] for name in MEMBERSHIP)
+    ]
+    header = ["algorithm", "test accuracy %", "members", "loss, AUC (95 %)", "found at 1 % false"]
+    return table([*header, "calibrated, AUC (95 %)", "found at 1 % false"], lines)
+
+
+def keys_table(results: dict[str, Any]) -> str:
+    r = results["keys"]
+    seconds = f"{r['seconds']:.0f} s"
+    days = r["hours_for_all_32_bit_seeds"] / 24
+    return table(
+        ["secret", "candidates", "tried", "in", "per second", "found", "all of them, on this core"],
+        [
+            [
+                *(f"seed of {r['seed_bits']} bits, torch", f"2^{r['seed_bits']}", f"{r['seeds_tried']:,}", seconds),
+                *(f"{r['seeds_per_second']:,}", "yes" if r["seed_found"] else "no"),
+                f"{2 ** r['seed_bits'] / r['seeds_per_second']:.0f} s; all 2^32 seeds: {days:.0f} days",
+            ],
+            [
+                *("round key of 32 bytes", f"2^{r['key_bits']}", f"{r['keys_tried']:,}", seconds),
+                *(f"{r['keys_per_second']:,}", "yes" if r["key_found"] else "no"),
+                f"2^{r['log2_years_for_all_keys']:.0f} years",
+            ],
+        ],
+    )
+
+
+SHOWN = (
+    *("fedavg-server", "fedavg-dp-server", "fedrp-server", "subspace-server", "subspace-insider-100"),
+    *("subspace-insider-1000", "subspace-insider-10000", "subspace-client-2", "subspace-client-10"),
+)
+
+
+def draw_pictures(results: dict[str, Any]) -> None:
+    stored = {name: np.load(WORK / f"{name}.npz") for name in SHOWN}
+    originals = stored["fedavg-server"]["originals"]
+    count = len(originals)
+    mean = (load_dataset("mnist-mini").test_x / 255.0).mean(axis=0)
+    strips = [Strip("original", originals)]
+    for name in SHOWN:
+        for shown, original in zip(stored[name]["originals"], originals, strict=False):
+            if not np.array_equal(shown, original):
+                raise SystemExit(f"{name} attacked other pictures")
+        strips.append(Strip(f"{CASES[name].title}\n{results[name]['psnr']:.1f} dB", stored[name]["found"][:count]))
+    baseline = results["fedavg-server"]["psnr_mean_picture"]
+    strips.append(Strip(f"mean of public pictures\n{baseline:.1f} dB", np.stack([mean] * count)))
+    draw(strips, FIGURES / "attacks.png")
+
+
+def draw_budgets(results: dict[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    runs = [results[f"subspace-insider-{m}"] for m in BUDGETS]
+    for m, r in zip(BUDGETS, runs, strict=True):
+        axes.plot([m] * len(r["psnr_each"]), r["psnr_each"], ".", color="tab:blue", alpha=0.5)
+    axes.plot(BUDGETS, [r["psnr"] for r in runs], "o-", color="tab:blue", label="Subspace, server + client: A is known")
+    axes.axhline(results["fedavg-server"]["psnr"], color="tab:red", label="FedAvg, server")
+    axes.axhline(results["subspace-server"]["psnr"], color="tab:green", label="Subspace, server alone (m = 1,000)")
+    axes.axhline(runs[0]["psnr_mean_picture"], color="black", linestyle=":", label="mean of public pictures")
+    axes.set_xscale("log")
+    axes.set_xlabel(f"numbers sent, m (the model has n = {runs[0]['parameters']:,} parameters; a picture 784 pixels)")
+    axes.set_ylabel("PSNR of the reconstruction, dB")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(FIGURES / "attacks_budget.png", dpi=110)
+
+
+def render() -> None:
+    results = kept()
+    KEPT.write_text(json.dumps(results, indent=1) + "\n")
+    draw_pictures(results)
+    draw_budgets(results)
+    main = ["fedavg-server", "fedavg-dp-server", "fedrp-server", "subspace-server", "fedrp-insider"]
+    main += [name for name in CASES if name.startswith("subspace-insider") or "client" in name]
+    tables = {
+        "inversion": inversion_table(results, main),
+        "variants": inversion_table(results, [name for name in CASES if name not in main]),
+        "links": links_table(results),
+        "labels": labels_table(results),
+        "membership": membership_table(results),
+        "keys": keys_table(results),
+    }
+    page = PAGE.read_text()
+    for name, text in tables.items():
+        before, rest = page.split(f"<!-- {name}: begin -->")
+        _, after = rest.split(f"<!-- {name}: end -->")
+        page = f"{before}<!-- {name}: begin -->\n\n{text}\n\n<!-- {name}: end -->{after}"
+    PAGE.write_text(page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "render"))
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in JOBS]
+    if unknown:
+        raise SystemExit(f"unknown: {unknown[0]}; known: {', '.join(JOBS)}")
+    if arguments.action == "run":
+        run(arguments.names)
+    else:
+        render()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""Attacks from start to end: choose pictures, record a run on them, attack one adversary's view, compare.
+
+Only this file knows both the truth and the attack; it hands the attack a `View` and public data, nothing else.
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedrp.attacks.angles import named_classes
+from fedrp.attacks.clues import angles, find_clues, opened_keys, uploads
+from fedrp.attacks.inversion import Effort, invert
+from fedrp.attacks.keysearch import (
+    ROWS,
+    SEED_BITS,
+    OnTried,
+    keyed_guess,
+    search,
+    seeded_guess,
+    seeded_matrix,
+    typical_size,
+)
+from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
+from fedrp.attacks.record import record
+from fedrp.attacks.victim import SMOOTH, Victim
+from fedrp.attacks.view import ADVERSARIES, Recording
+from fedrp.config import RunConfig, require_choice
+from fedrp.data import Dataset, load_dataset
+from fedrp.errors import ConfigError, DataError
+from fedrp.rng import RunSeed
+from fedrp.secret import KEY_BYTES
+from fedrp.task import Task
+from fedrp.training import Examples
+
+OnStep = Callable[[int, int], None]  # (targets done, targets in all)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Who attacks what. Clients hold `pictures` pictures each and take one step on all of them in a round."""
+
+    algorithm: str = "fedavg"
+    adversary: str = "server"
+    model: str = SMOOTH
+    dataset: str = "mnist-mini"
+    clients: int = 4
+    pictures: int = 1
+    targets: int = 4  # clients attacked; an adversary that sees aggregates attacks all others at once
+    dim: int = 1000
+    projection: str | None = None
+    dp_epsilon: float | None = None  # noise in the run, for algorithms that can
+    rounds: int = 10  # of the run; the noise depends on it
+    round: int = 1  # that is attacked
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice("adversary", self.adversary, ADVERSARIES)
+        for name in ("clients", "pictures", "targets"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} is not valid: expected a whole number of at least 1")
+        if self.adversary != "server" and self.clients < 2:
+            raise ConfigError(
+                f"clients={self.clients} is not valid: '{self.adversary}' needs a second client to attack"
+            )
+        if not 1 <= self.round <= self.rounds:
+            raise ConfigError(f"round={self.round} is not valid: the run has rounds 1 to {self.rounds}")
+
+
+class Target(NamedTuple):
+    """One attacked vector: the pictures behind it and what was made of it."""
+
+    clients: tuple[int, ...]
+    originals: Pictures
+    found: Pictures  # in the order of the originals
+    labels: tuple[int, ...]
+    labels_found: tuple[int, ...]
+    psnr: tuple[float, ...]
+    ssim: tuple[float, ...]
+    mismatch: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack got."""
+
+    scenario: Scenario
+    effort: Effort
+    parameters: int
+    guessed: bool  # keys had to be guessed
+    targets: tuple[Target, ...]
+    mean_picture: tuple[float, ...]  # PSNR of the mean of public pictures, per attacked picture
+    other_picture: tuple[float, ...]  # and of a public picture drawn at random
+    seconds: float
+
+    @property
+    def psnr(self) -> tuple[float, ...]:
+        """Of all attacked pictures."""
+        return tuple(value for target in self.targets for value in target.psnr)
+
+    @property
+    def label_rate(self) -> float:
+        """The share of labels that were found."""
+        right = sum((Counter(t.labels) & Counter(t.labels_found)).total() for t in self.targets)
+        return right / sum(len(t.labels) for t in self.targets)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the pictures."""
+        similarity = [value for target in self.targets for value in target.ssim]
+        return {
+            **dataclasses.asdict(self.scenario),
+            **self.effort._asdict(),
+            "parameters": self.parameters,
+            "keys_guessed": self.guessed,
+            "psnr": _mean(self.psnr),
+            "psnr_each": [round(value, 2) for value in self.psnr],
+            "ssim": _mean(similarity),
+            "label_rate": self.label_rate,
+            "psnr_mean_picture": _mean(self.mean_picture),
+            "psnr_other_picture": _mean(self.other_picture),
+            "mismatch": [target.mismatch for target in self.targets],
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def attack_pictures(
+    scenario: Scenario, effort: Effort, data_dir: Path | None = None, on_step: OnStep | None = None
+) -> Outcome:
+    """Record a run and reconstruct its pictures from one adversary's view."""
+    dataset = load_dataset(scenario.dataset, data_dir)
+    chosen = _chosen(scenario, dataset)
+    recording = record_run(scenario, dataset, chosen)
+    view = recording.view(ADVERSARIES[scenario.adversary], insider=scenario.clients - 1)
+    prior = _unit(dataset.test_x).mean(axis=0)
+    seed = RunSeed(scenario.seed)
+    began = time.monotonic()
+    clues = find_clues(view, seed, scenario.round)[: scenario.targets]
+    targets = []
+    for number, clue in enumerate(clues):
+        truth = np.concatenate([chosen[client] for client in clue.clients])
+        guess = invert(view.public, clue, len(truth), effort, prior, seed)
+        originals = _unit(dataset.train_x[truth])
+        found = guess.pictures[matched(originals, guess.pictures)]
+        pairs = list(zip(originals, found, strict=True))
+        target = Target(
+            clients=clue.clients,
+            originals=originals,
+            found=found,
+            labels=tuple(sorted(dataset.train_y[truth].tolist())),
+            labels_found=guess.labels,
+            psnr=tuple(psnr(*pair) for pair in pairs),
+            ssim=tuple(ssim(*pair) for pair in pairs),
+            mismatch=guess.mismatch,
+        )
+        targets.append(target)
+        if on_step:
+            on_step(number + 1, len(clues))
+    attacked = [picture for target in targets for picture in target.originals]
+    others = _unit(dataset.test_x[seed.generator("other-picture").integers(len(dataset.test_x), size=len(attacked))])
+    return Outcome(
+        scenario=scenario,
+        effort=effort,
+        parameters=clues[0].model.size,
+        guessed=clues[0].guessed,
+        targets=tuple(targets),
+        mean_picture=tuple(psnr(picture, prior) for picture in attacked),
+        other_picture=tuple(psnr(*pair) for pair in zip(attacked, others, strict=True)),
+        seconds=time.monotonic() - began,
+    )
+
+
+class Links(NamedTuple):
+    """What the server alone makes of angles between uploads."""
+
+    same_class: Area  # how well it tells pairs of clients of one class from others
+    label_rate: float  # share of clients whose class it names; guessing gives one by the number of classes
+    psnr: float  # of the mean public picture of the class that it names
+    psnr_mean_picture: float  # of the mean of all public pictures
+
+
+def attack_angles(scenario: Scenario, data_dir: Path | None = None) -> Links:
+    """The server alone against a secret matrix; `scenario.clients` should be a few dozen, with one picture each."""
+    dataset = load_dataset(scenario.dataset, data_dir)
+    chosen = _chosen(scenario, dataset)
+    view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
+    cosines = angles(view, scenario.round)
+    labels = np.array([dataset.train_y[truth[0]] for truth in chosen])
+    same = labels[:, None] == labels
+    pairs = np.triu_indices(scenario.clients, 1)
+    if same[pairs].all() or not same[pairs].any():
+        raise ConfigError(f"clients={scenario.clients} is too few: give enough for pairs of one and of two classes")
+    public = _unit(dataset.test_x)
+    named = named_classes(view, public, dataset.test_y, RunSeed(scenario.seed), scenario.round)
+    originals = _unit(dataset.train_x[[truth[0] for truth in chosen]])
+    means = np.stack([public[dataset.test_y == label].mean(axis=0) for label in range(dataset.classes)])
+    return Links(
+        area(cosines[pairs][same[pairs]], cosines[pairs][~same[pairs]]),
+        float(np.mean(named == labels)),
+        _mean([psnr(*pair) for pair in zip(originals, means[named], strict=True)]),
+        _mean([psnr(original, public.mean(axis=0)) for original in originals]),
+    )
+
+
+def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> dict[str, Any]:
+    """Search for the seed of a matrix that was made as in common practice, then, with as much time, for a real key."""
+    if not 1 <= bits <= SEED_BITS:
+        raise ConfigError(
+            f"bits={bits} is not valid: expected 1 to {SEED_BITS}, the size of a seed of torch's generator"
+        )
+    dataset = load_dataset("mnist-mini")
+    scenario = Scenario(algorithm="fedavg", clients=2, rounds=2, dim=ROWS, projection="gaussian", seed=seed)
+    chosen = _chosen(scenario, dataset)
+    view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
+    model = find_clues(view, RunSeed(seed))[0].model  # public: it comes from the run's seed
+    typical = typical_size(model, ROWS)
+    secret = int(RunSeed(seed).generator("secret-seed").integers(2**bits))
+    trained = uploads(view, 1)[0]
+    seen = seeded_matrix(secret, ROWS, model.size) @ trained
+    seeds = search(range(2**bits), seeded_guess(model, ROWS), seen, typical, on_tried=on_tried)
+
+    real = record_run(dataclasses.replace(scenario, algorithm="fedrp"), dataset, chosen)
+    inside = real.view(ADVERSARIES["server+client"])
+    granted = find_clues(inside, RunSeed(seed))[0].model  # more than the server has
+    guess = keyed_guess(granted, ROWS, "gaussian")
+    upload = uploads(real.view(ADVERSARIES["server"]), 1)[0]
+    keys = search(itertools.count(), guess, upload, typical_size(granted, ROWS), budget=seeds.seconds)
+    true_key = int.from_bytes(opened_keys(inside)[1].reveal(), "big")
+    control = search([true_key], guess, upload, typical_size(granted, ROWS))
+    return {
+        "parameters": model.size,
+        "seed_bits": bits,
+        "seed_found": seeds.found == secret,
+        "seeds_tried": seeds.tried,
+        "seconds": round(seeds.seconds, 2),
+        "seeds_per_second": round(seeds.rate),
+        "hours_for_all_32_bit_seeds": round(2**SEED_BITS / seeds.rate / 3600, 1),
+        "key_bits": 8 * KEY_BYTES,
+        "key_found": keys.found is not None,
+        "keys_tried": keys.tried,
+        "keys_per_second": round(keys.rate),
+        "log2_years_for_all_keys": round(8 * KEY_BYTES - math.log2(keys.rate * 365.25 * 86400), 1),
+        "true_key_would_be_recognised": control.found == true_key,
+    }
+
+
+def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np.intp]]) -> Recording:
+    """Train a real run in which client i holds the training pictures `chosen[i]`, and keep its packets."""
+    data = [
+        Examples(torch.from_numpy(dataset.normalised(dataset.train_x[index])), torch.from_numpy(dataset.train_y[index]))
+        for index in chosen
+    ]
+    shape = tuple(dataset.train_x.shape[1:])
+    task = Task(Victim(scenario.model, shape, dataset.classes), [], ([], []), model_name=scenario.model)
+    config = RunConfig(
+        algorithm=scenario.algorithm,
+        model=scenario.model,
+        clients=scenario.clients,
+        rounds=max(scenario.rounds, scenario.round + 1),  # an aggregate reaches the clients in the next round
+        batch_size=scenario.pictures,
+        dim=scenario.dim,
+        projection=scenario.projection,
+        dp_epsilon=scenario.dp_epsilon,
+        seed=scenario.seed,
+    )
+    (mean,), (deviation,) = dataset.mean, dataset.std
+    return record(config, task, data, -mean / deviation, (1 - mean) / deviation, dataset.classes)
+
+
+def _chosen(scenario: Scenario, dataset: Dataset) -> list[npt.NDArray[np.intp]]:
+    """The training pictures of each client, drawn by the seed."""
+    if dataset.train_x.dtype != np.uint8 or len(dataset.mean) != 1 or dataset.train_x.ndim != 4:
+        raise DataError(
+            f"data set '{scenario.dataset}' cannot be attacked: this attack is about grey pictures of bytes"
+        )
+    count = scenario.clients * scenario.pictures
+    if count > len(dataset.train_x):
+        raise DataError(f"clients={scenario.clients} with pictures={scenario.pictures}: there are not so many pictures")
+    # The same first pictures whatever the number of clients, so that adversaries can be compared on them.
+    drawn = RunSeed(scenario.seed).generator("attacked").permutation(len(dataset.train_x))[:count]
+    return list(drawn.reshape(scenario.clients, scenario.pictures))
+
+
+def _unit(pictures: npt.NDArray[Any]) -> Pictures:
+    return np.asarray(pictures / 255.0, np.float64)
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values))

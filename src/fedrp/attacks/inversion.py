@@ -1,0 +1,198 @@
+"""Gradient inversion: pictures whose gradient explains what was seen.
+
+- `lbfgs`: deep leakage from gradients (Zhu et al. 2019), second order, in double precision.
+- `adam`: signed Adam on the angle between gradients, with total variation (Geiping et al. 2020).
+
+Both match angles, not lengths: the learning rate and the clipping of gradients only scale an update, so neither has to
+be known. With `known_step` lengths count as well: "deep leakage from model" (Zhao et al. 2022) with the learning
+rate that the settings state; without it, its variant for unknown learning rates. Labels come from the last layer's
+bias (iDLG, Zhao et al. 2020) where it is seen, otherwise from the class whose typical gradient lies closest.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.func import functional_call
+from torch.nn.functional import cosine_similarity
+
+from fedrp.algorithms.subspace import step_size
+from fedrp.attacks.clues import Clue
+from fedrp.attacks.metrics import Pictures
+from fedrp.attacks.view import Public
+from fedrp.config import require_choice, settled
+from fedrp.models import Vector, built, layout_of
+from fedrp.projection import Projection
+from fedrp.rng import RunSeed
+
+
+class Effort(NamedTuple):
+    """How hard an attack tries."""
+
+    method: str = "lbfgs"
+    iterations: int = 200
+    restarts: int = 1  # from different starting pictures; the one that explains the clue best is kept
+    smoothness: float = 1e-3  # weight of total variation
+    known_step: bool = False  # match lengths too, trusting the stated learning rate
+
+
+class Reconstruction(NamedTuple):
+    """What an attack believes."""
+
+    pictures: Pictures  # (N, C, H, W) from 0 to 1
+    labels: tuple[int, ...]
+    mismatch: float  # what is left of the objective
+
+
+Objective = Callable[[torch.Tensor], torch.Tensor]
+
+
+def invert(public: Public, clue: Clue, count: int, effort: Effort, prior: Pictures, seed: RunSeed) -> Reconstruction:
+    """`count` pictures that explain a clue. `prior` is where the search starts: a typical picture (C, H, W)."""
+    require_choice("method", effort.method, METHODS)
+    gradient = gradient_at(public, clue.model)
+    labels = recovered_labels(public, clue, count, prior)
+    target = torch.from_numpy(-clue.update)
+    y = torch.tensor(labels)
+    if effort.known_step:
+        target = target / _stated_step(public, clue)
+
+    def objective(pictures: torch.Tensor) -> torch.Tensor:
+        seen = _seen(gradient(scaled(public, pictures), y), clue.projection)
+        if effort.known_step:
+            miss = (seen - target).square().sum() / target.square().sum()
+        else:
+            miss = 1 - cosine_similarity(seen, target, dim=0)
+        return miss + effort.smoothness * _variation(pictures)
+
+    found = []
+    for restart in range(effort.restarts):
+        noise = seed.generator("start", restart).normal(0, _START_NOISE, (count, *public.shape))
+        start = torch.from_numpy(np.clip(prior + noise, 0, 1))
+        found.append(METHODS[effort.method](objective, start, effort.iterations))
+    best, mismatch = min(found, key=lambda item: item[1])
+    return Reconstruction(best.clamp(0, 1).numpy(), labels, mismatch)
+
+
+def recovered_labels(public: Public, clue: Clue, count: int, prior: Pictures) -> tuple[int, ...]:
+    """The labels that explain a clue best, found one after the other."""
+    gradient = gradient_at(public, clue.model)
+    target = torch.from_numpy(-clue.update)
+    typical = scaled(public, torch.from_numpy(prior)[None])
+    prototypes = torch.stack(
+        [_seen(gradient(typical, torch.tensor([label])), clue.projection).detach() for label in range(public.classes)]
+    )
+    if clue.projection is None:  # the last layer's bias lies at the end of the vector and says it most plainly
+        target, prototypes = target[-public.classes :], prototypes[:, -public.classes :]
+        if count == 1:
+            return (int(target.argmin()),)
+    labels: list[int] = []
+    whole = torch.zeros_like(target)
+    for _ in range(count):
+        fits = cosine_similarity(whole + prototypes, target[None], dim=1)
+        labels.append(int(fits.argmax()))
+        whole = whole + prototypes[labels[-1]]
+    return tuple(sorted(labels))
+
+
+_START_NOISE = 0.02
+
+
+def gradient_at(public: Public, model: Vector) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """(pictures, labels) -> the gradient of the mean loss at a model, differentiable by the pictures."""
+    module = built(public.model).double().eval()
+    layout = layout_of(built(public.model))
+    views = layout.views(torch.from_numpy(model.astype(np.float64)))
+    weights = [view.clone().requires_grad_() for view in views]
+
+    def gradient(pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        outputs = functional_call(module, dict(zip(layout.names, weights, strict=True)), (pictures,))
+        parts = torch.autograd.grad(public.loss(outputs, labels), weights, create_graph=True)
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    return gradient
+
+
+def _stated_step(public: Public, clue: Clue) -> float:
+    lr = settled(public.config.lr)
+    if public.config.algorithm != "fedrp-subspace" or clue.projection is None:
+        return lr
+    return step_size(lr, clue.projection.norm_bound)
+
+
+class _Project(torch.autograd.Function):
+    """A w as a step of automatic differentiation."""
+
+    @staticmethod
+    def forward(ctx: Any, vector: torch.Tensor, projection: Projection) -> torch.Tensor:
+        ctx.projection = projection
+        return torch.from_numpy(projection.forward(vector.detach().float().numpy())).double()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.from_numpy(ctx.projection.adjoint(gradients[0].float().numpy())).double(), None
+
+
+def _seen(gradient: torch.Tensor, projection: Projection | None) -> torch.Tensor:
+    return gradient if projection is None else _Project.apply(gradient, projection)  # type: ignore[no-untyped-call]
+
+
+def scaled(public: Public, pictures: torch.Tensor) -> torch.Tensor:
+    """Pictures from [0, 1] to what the model is trained on."""
+    return public.low + (public.high - public.low) * pictures
+
+
+def _variation(pictures: torch.Tensor) -> torch.Tensor:
+    """Total variation; not quite absolute values, so that it is smooth."""
+    down, across = pictures.diff(dim=-2), pictures.diff(dim=-1)
+    return torch.sqrt(down.square() + _SMOOTH).mean() + torch.sqrt(across.square() + _SMOOTH).mean()
+
+
+_SMOOTH = 1e-6
+
+
+def _lbfgs(objective: Objective, start: torch.Tensor, iterations: int) -> tuple[torch.Tensor, float]:
+    pictures = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [pictures],
+        1,
+        iterations,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-11,
+        history_size=50,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        miss = objective(pictures)
+        miss.backward()  # type: ignore[no-untyped-call]
+        return float(miss.detach())
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    return pictures.detach(), float(objective(pictures).detach())
+
+
+def _adam(objective: Objective, start: torch.Tensor, iterations: int) -> tuple[torch.Tensor, float]:
+    pictures = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([pictures], lr=_ADAM_STEP)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, iterations)
+    for _ in range(iterations):
+        optimiser.zero_grad()
+        objective(pictures).backward()  # type: ignore[no-untyped-call]
+        if pictures.grad is not None:
+            pictures.grad.sign_()
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            pictures.clamp_(0, 1)
+    return pictures.detach(), float(objective(pictures).detach())
+
+
+_ADAM_STEP = 0.03
+
+METHODS: dict[str, Callable[[Objective, torch.Tensor, int], tuple[torch.Tensor, float]]] = {
+    "lbfgs": _lbfgs,
+    "adam": _adam,
+}

@@ -1,0 +1,119 @@
+"""Membership inference: was this example in the training set? The adversary holds the final model of a run.
+
+Two attacks: the loss itself (Yeom et al. 2018), and the loss less that of reference models which the adversary trains
+on data of its own (difficulty calibration, Watson et al. 2022). The second needs half of the test set as that data.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from fedrp.algorithms import ALGORITHMS
+from fedrp.attacks.metrics import area, true_positives_at
+from fedrp.config import RunConfig, from_settings, settled
+from fedrp.errors import ConfigError
+from fedrp.models import ModelFactory, Vector, built, layout_of, load_vector, public_initial
+from fedrp.rng import RunSeed
+from fedrp.simulate import delivering_client
+from fedrp.task import Task, examples, named_task, split_among_clients
+from fedrp.training import Examples, LocalSGD, make_trainer
+
+Losses = npt.NDArray[np.float64]
+
+_REFERENCE_EPOCHS = 10
+_BATCH = 500
+_FALSE_POSITIVES = 0.01
+
+
+def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> dict[str, Any]:
+    """Attack the model in a run folder; members are the training examples that the model was trained on."""
+    config = _config(folder)
+    task = named_task(config, data_dir)
+    shares = split_among_clients(task, config)
+    own = ALGORITHMS[config.algorithm].delivers == "client"
+    members = shares[delivering_client(config)] if own else _joined(shares)
+    rng = RunSeed(config.seed).generator("membership")
+    outside = examples(task.test)
+    order = rng.permutation(len(outside.y))
+    half = len(order) // 2
+    known, strangers = _taken(outside, order[:half]), _taken(outside, order[half:])
+    members = _taken(members, rng.permutation(len(members.y))[: len(strangers.y)])
+    model = _model(folder, task.model)
+    inside, beyond = (losses(task.model, model, part) for part in (members, strangers))
+    result: dict[str, Any] = {
+        "algorithm": config.algorithm,
+        "clients": config.clients,
+        "rounds": config.rounds,
+        "members": len(members.y),
+        "members_of": "the client whose model is delivered" if own else "all clients",
+        "non_members": len(strangers.y),
+        "mean_loss_members": float(inside.mean()),
+        "mean_loss_non_members": float(beyond.mean()),
+        "loss": _scores(-inside, -beyond),
+    }
+    if references:
+        models = [_reference(task, config, known, number) for number in range(references)]
+        calm_in, calm_out = (
+            np.mean([losses(task.model, reference, part) for reference in models], axis=0)
+            for part in (members, strangers)
+        )
+        result["calibrated"] = {"references": references, **_scores(calm_in - inside, calm_out - beyond)}
+    return result
+
+
+def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
+    """The loss of a model on each example."""
+    module = load_vector(built(factory), model).eval()
+    with torch.inference_mode():
+        parts = [
+            torch.nn.functional.cross_entropy(module(x), y, reduction="none")
+            for x, y in zip(torch.split(data.x, _BATCH), torch.split(data.y, _BATCH), strict=True)
+        ]
+    return np.asarray(torch.cat(parts).double().numpy())
+
+
+def _scores(inside: Losses, beyond: Losses) -> dict[str, float]:
+    found = area(inside, beyond)
+    rate = true_positives_at(inside, beyond, _FALSE_POSITIVES)
+    return {"auc": found.auc, "auc_low": found.low, "auc_high": found.high, "tpr_at_1_percent_fpr": rate}
+
+
+def _reference(task: Task, config: RunConfig, data: Examples, number: int) -> Vector:
+    """A model of the adversary's own, trained on a random three quarters of its data."""
+    seed = RunSeed(RunSeed(config.seed).integer("reference", number))
+    trainer = make_trainer(task.model, task.loss, torch.device("cpu"), seed)
+    start = public_initial(task.model, seed)[None]
+    part = _taken(data, seed.generator("half").permutation(len(data.y))[: 3 * len(data.y) // 4])
+    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, _REFERENCE_EPOCHS, config.grad_clip)
+    return np.asarray(trainer.train(start, [part], [0], 1, sgd)[0])
+
+
+def _config(folder: Path) -> RunConfig:
+    try:
+        return from_settings(RunConfig, json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable config.json") from None
+
+
+def _model(folder: Path, factory: ModelFactory) -> Vector:
+    layout = layout_of(built(factory))
+    try:
+        tensors = load_file(folder / "model.safetensors")
+        return np.concatenate([tensors[name].reshape(-1) for name in layout.names])
+    except (OSError, KeyError, SafetensorError):
+        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable model") from None
+
+
+def _joined(parts: list[Examples]) -> Examples:
+    return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+
+
+def _taken(data: Examples, index: npt.NDArray[np.intp]) -> Examples:
+    chosen = torch.from_numpy(index)
+    return Examples(data.x[chosen], data.y[chosen])
