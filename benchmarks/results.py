@@ -72,13 +72,20 @@ EXPERIMENTS: dict[str, Experiment] = {
         _fedavg_rates((0.1, 0.4)),
     ),
     "subspace-grid": Experiment(
-        "FedRP-Subspace's learning rate (0.2 is the default), full MNIST, E = 1",
+        "FedRP-Subspace's learning rate (0.2 is the default) without server momentum, full MNIST, E = 1",
         f"{MNIST} --local-epochs 1",
         {
-            f"m{m}-lr{lr or 'default'}": _subspace((m,))[f"fedrp-subspace-{m}"] + (f" --lr {lr}" if lr else "")
+            f"m{m}-lr{lr or 'default'}": f"{_subspace((m,))[f'fedrp-subspace-{m}']}"
+            f"{f' --lr {lr}' if lr else ''} --server-momentum 0"
             for m in (1000, 100)
-            for lr in (None, 0.1, 0.4)
+            for lr in (None, 0.1)
         },
+    ),
+    "without-momentum": Experiment(
+        "FedRP-Subspace without server momentum, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {name: f"{options} --server-momentum 0" for name, options in _subspace((1000, 100)).items()},
+        seeds=(0, 1, 2),
     ),
     "budget": Experiment(
         "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
@@ -115,8 +122,13 @@ EXPERIMENTS: dict[str, Experiment] = {
             f"{split}{option}".replace(" ", "_"): f"--partition {split} {option}".strip()
             for split in ("iid", "dirichlet:0.1", "shards:2")
             for option in (
-                *("", "--proximal 0.01", "--proximal 0.1", "--server-momentum 0.5", "--server-momentum 0.9"),
-                *(("--weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
+                *("--server-momentum 0", "--server-momentum 0.5", "--server-momentum 0.9"),
+                *("--server-momentum 0 --proximal 0.01", "--server-momentum 0.5 --proximal 0.01"),
+                *(  # elsewhere all have equally many
+                    ("--server-momentum 0 --weighting samples", "--server-momentum 0.5 --weighting samples")
+                    if split == "dirichlet:0.1"
+                    else ()
+                ),
             )
         },
     ),

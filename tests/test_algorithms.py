@@ -134,7 +134,7 @@ def test_the_order_of_uploads_is_irrelevant() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_with_one_client_the_delivered_model_is_what_its_training_gave(name: str, trainer: Trainer) -> None:
-    run = Round(config_of(name, clients=1), trainer, clients=[0])
+    run = Round(config_of(name, clients=1, server_momentum=0.0), trainer, clients=[0])
     participants = run.newcomers()
     for round_ in (1, 2, 3):
         participants = run.returning(participants, run.upload(participants, round_), round_)

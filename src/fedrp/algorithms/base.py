@@ -66,7 +66,7 @@ class Algorithm(NamedTuple):
     """An entry of the table.
 
     Guarantees, checked for every entry: `client_round`, `client_finish` and `server_round` change no input; with one
-    client, the delivered model is what local training gives.
+    client and no server momentum, the delivered model is what local training gives.
     """
 
     summary: str
