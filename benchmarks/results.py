@@ -50,14 +50,14 @@ PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --lo
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace((100, 1000, 10000))}
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
-        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, learning rate 0.1",
         f"{MNIST} --local-epochs 1",
         {
-            "fedavg": "--algorithm fedavg",
-            "fedadmm": "--algorithm fedadmm",
-            "fwc": "--algorithm fwc",
-            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
-            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
+            "fedavg": "--algorithm fedavg --lr 0.1",
+            "fedadmm": "--algorithm fedadmm --lr 0.1",
+            "fwc": "--algorithm fwc --lr 0.1",
+            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000 --lr 0.1",
+            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000 --lr 0.1",
         },
     ),
     "subspace": Experiment(
