@@ -39,3 +39,9 @@ class DivergenceError(FedRPError):
     """Training produced a value that is not finite."""
 
     exit_code = 6
+
+
+class SiteError(FedRPError):
+    """A party's own folder cannot be read or written: a full disk, a damaged or foreign file, another process."""
+
+    exit_code = 7
