@@ -13,10 +13,9 @@ from torch import nn
 
 from fedrp import RunConfig, Task, coordinator, simulate
 from fedrp.algorithms import ALGORITHMS
-from fedrp.host import SimulatedEntropy
+from fedrp.host import SimulatedEntropy, simulated_identity, simulated_roster
 from fedrp.models import layout_of
 from fedrp.rng import RunSeed
-from fedrp.sealing import Identity
 from fedrp.secret import SecretKey
 from fedrp.silo import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.simulate import resolved
@@ -88,23 +87,24 @@ class Federation:
         task = task or tiny_task()
         parameters = layout_of(task.model()).size
         self.config = resolved(config, parameters)
-        self.bench = make_workbench(self.config, self.run, task.model, task.loss, torch.device("cpu"), 2**20)
+        self.roster = simulated_roster(RunSeed(config.seed), config.clients)
+        device = torch.device("cpu")
+        self.bench = make_workbench(self.config, self.run, self.roster, task.model, task.loss, device, 2**20)
         size = ALGORITHMS[config.algorithm].upload_size(self.config, parameters)
         self.server = coordinator.new_coordinator(self.config, self.run, size)
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server
         for client, data in enumerate(split_among_clients(task, config)):
             entropy = SimulatedEntropy(RunSeed(config.seed), client)
-            self.sites[client] = Site(Identity(entropy.secret("identity")), entropy, data)
+            self.sites[client] = Site(simulated_identity(RunSeed(config.seed), client), entropy, data)
         self.silos = {client: Silo(client) for client in self.sites}
-        if self.bench.algorithm.secret:
-            self._set_up()
+        self._set_up()
 
     def _set_up(self) -> None:
         hellos = {client: hello(self.bench, client, site) for client, site in self.sites.items()}
         self.received += hellos.values()
-        replies = self.deliver(coordinator.invite(self.server, hellos))
-        self.server = coordinator.take_keys(self.server, replies)
+        self.server = coordinator.welcome(self.server, hellos)
+        self.server = coordinator.take_keys(self.server, self.deliver(coordinator.request_key(self.server, 0)))
 
     def open(self) -> dict[int, bytes]:
         """The packets that start the next round."""
@@ -124,7 +124,8 @@ class Federation:
         return replies
 
     def close(self, replies: dict[int, bytes]) -> coordinator.RoundReport:
-        self.server, report = coordinator.close_round(self.server, replies)
+        self.server, requests = coordinator.recover(self.server, replies)
+        self.server, report = coordinator.close_round(self.server, replies, self.deliver(requests))
         return report
 
     def round(self) -> coordinator.RoundReport:

@@ -10,6 +10,7 @@ from scipy.stats import chi2
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
+from fedrp.aggregate import weighted_mean
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Local, Participant, Step, Upload
 from fedrp.errors import ConfigError
@@ -69,7 +70,8 @@ class Round:
 
     def aggregate(self, uploads: list[Upload]) -> np.ndarray:
         vectors = [upload.vector for upload in uploads]
-        return self.algorithm.server_round(self.config, self.latest, vectors, [1.0] * len(uploads))
+        mean = weighted_mean(vectors, [1.0] * len(uploads))
+        return self.algorithm.server_round(self.config, self.latest, mean, float(len(uploads)))
 
     def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
         self.latest = self.aggregate(uploads) if self.algorithm.exchanges else None
@@ -122,15 +124,11 @@ def test_uploads_are_finite_float32_of_the_stated_size(name: str, trainer: Train
         assert np.isfinite(upload.vector).all()
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges])
-@pytest.mark.parametrize("previous", [None, np.ones(40, np.float32)])
-def test_the_order_of_uploads_is_irrelevant(name: str, previous: np.ndarray | None) -> None:
+def test_the_order_of_uploads_is_irrelevant() -> None:
     rng = np.random.default_rng(0)
     vectors = [rng.normal(size=40).astype(np.float32) for _ in range(6)]
     weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    server_round, config = ALGORITHMS[name].server_round, config_of(name)
-    straight = server_round(config, previous, vectors, weights)
-    backwards = server_round(config, previous, vectors[::-1], weights[::-1])
+    straight, backwards = weighted_mean(vectors, weights), weighted_mean(vectors[::-1], weights[::-1])
     np.testing.assert_allclose(straight, backwards, rtol=2e-7, atol=1e-7)
 
 
@@ -320,10 +318,10 @@ def test_noise_differs_between_clients_and_draws(trainer: Trainer) -> None:
 
 def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> None:
     config = resolved(tiny_config("fedavg-dp", clients=10, participation=0.5), PARAMETERS)
-    uploads = [np.full(PARAMETERS, 5, np.float32)] * 4
-    step = ALGORITHMS["fedavg-dp"].server_round(config, None, uploads, [1.0] * 4)
+    mean = np.full(PARAMETERS, 5, np.float32)
+    step = ALGORITHMS["fedavg-dp"].server_round(config, None, mean, 4.0)
     np.testing.assert_allclose(step, 5 * 4 / 5)
-    np.testing.assert_allclose(ALGORITHMS["fedavg-dp"].server_round(config, step, uploads, [1.0] * 4), 2 * step)
+    np.testing.assert_allclose(ALGORITHMS["fedavg-dp"].server_round(config, step, mean, 4.0), 2 * step)
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:

@@ -15,7 +15,9 @@ from fedrp.coordinator import RoundReport
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.models import secret_initial
 from fedrp.projection import make_projection
-from fedrp.sealing import Identity, binding
+from fedrp.roster import Member, Roster
+from fedrp.sealing import ENVELOPE_BYTES, Identity, Place, seal_to_all, split, verify
+from fedrp.secret import SecretKey
 from fedrp.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
@@ -100,7 +102,7 @@ def test_an_envelope_of_another_round_does_not_open() -> None:
     stale = wire.messages_of(wire.decode(old[1]), Kind.SEALED)[-1]
     assert stale.round == 1
     packet = altered(run.open()[1], Kind.SEALED, payload=stale.payload)
-    refused(run, 1, packet, ProtocolError, "does not open")
+    refused(run, 1, packet, ProtocolError, "not signed by client 1 for this place")
 
 
 def test_an_envelope_of_another_client_does_not_open() -> None:
@@ -108,12 +110,82 @@ def test_an_envelope_of_another_client_does_not_open() -> None:
     packets = run.open()
     stolen = {m.round: m for m in wire.messages_of(wire.decode(packets[2]), Kind.SEALED)}
     messages = [stolen[m.round] if m.kind is Kind.SEALED else m for m in wire.decode(packets[1])]
-    refused(run, 1, wire.encode(messages), ProtocolError, "does not open")
+    refused(run, 1, wire.encode(messages), ProtocolError, "not signed by client 0 for this place")
 
 
-def test_an_envelope_under_another_dealers_name_does_not_open() -> None:
+@pytest.mark.parametrize(("sender", "why"), [(3, "not signed by client 3"), (4, "client 4, who is not in the roster")])
+def test_an_envelope_under_another_dealers_name_is_refused(sender: int, why: str) -> None:
     run = Federation(tiny_config("fedrp"))
-    refused(run, 1, altered(run.open()[1], Kind.SEALED, sender=3), ProtocolError, "does not open")
+    refused(run, 1, altered(run.open()[1], Kind.SEALED, sender=sender), ProtocolError, why)
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_a_key_that_the_server_dealt_itself_is_refused(name: str) -> None:
+    """It knows everyone's public keys, so it can seal; it cannot sign for a silo of the roster."""
+    run = Federation(tiny_config(name))
+    packet = run.open()[1]
+    mallory = Identity(SecretKey(b"the server's own secret".ljust(32)), "client-0")
+    for dealer in range(4):
+        place = Place(run.run, 1, dealer, 1, run.bench.tag, run.roster.digest, "x25519")
+        envelopes = seal_to_all(SecretKey(bytes(32)), mallory, run.roster.keys, place)
+        own = wire.raw(split(envelopes, ENVELOPE_BYTES["x25519"], 4, "envelopes")[1])
+        forged = [
+            dataclasses.replace(m, payload=own, sender=dealer) if (m.kind, m.round) == (Kind.SEALED, 1) else m
+            for m in wire.decode(packet)
+        ]
+        refused(run, 1, wire.encode(forged), ProtocolError, f"not signed by client {dealer}")
+
+
+def test_a_deal_for_a_roster_with_a_swapped_or_an_added_key_is_refused() -> None:
+    """Were a dealer made to seal to another roster, nobody with the pinned one would take its keys."""
+    run = Federation(tiny_config("fedrp"))
+    packet = run.open()[1]
+    mallory = Identity(SecretKey(b"the server's own secret".ljust(32)), "client-3")
+    stranger = Member("client-3", mallory.public)
+    for members in ((*run.roster.members[:3], stranger), (*run.roster.members, stranger._replace(name="more"))):
+        other = Roster(members)
+        place = Place(run.run, 1, 0, 1, run.bench.tag, other.digest, "x25519")
+        envelopes = seal_to_all(SecretKey(bytes(32)), run.sites[0].identity, other.keys, place)
+        payload = wire.raw(envelopes[ENVELOPE_BYTES["x25519"] :][: ENVELOPE_BYTES["x25519"]])
+        forged = [
+            dataclasses.replace(m, payload=payload) if (m.kind, m.round) == (Kind.SEALED, 1) else m
+            for m in wire.decode(packet)
+        ]
+        refused(run, 1, wire.encode(forged), ProtocolError, "another recipient, round, run, roster")
+
+
+def test_a_client_with_another_roster_is_not_welcome() -> None:
+    run = Federation(tiny_config("fedrp"))
+    hello = Message(Kind.HELLO, run.run, 0, 2, wire.raw(bytes(32)), 1, run.bench.tag)
+    with pytest.raises(ProtocolError, match="client 2 has another roster than the others: compare"):
+        coordinator.welcome(run.server, {2: wire.encode([hello])})
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_a_second_key_for_a_round_is_refused_before_and_after_it_was_used(name: str) -> None:
+    """Even one that its dealer signed: say, because the server asked it to deal twice."""
+    run = Federation(tiny_config(name))
+    packet = run.open()[1]
+    request = Message(Kind.DEAL_REQUEST, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    deal = only(run.answer(0, wire.encode([request])), Kind.DEAL).payload.tobytes()
+    size = ENVELOPE_BYTES["x25519"]
+    again = [
+        dataclasses.replace(m, payload=wire.raw(deal[size : 2 * size])) if (m.kind, m.round) == (Kind.SEALED, 1) else m
+        for m in wire.decode(packet)
+    ]
+    run.answer(1, packet)
+    refused(run, 1, wire.encode(again), ProtocolError, "another key for round 1")
+    rebuild = Message(Kind.REBUILD, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    refused(run, 1, wire.encode([rebuild, *again]), ProtocolError, "another key for round 1")
+
+
+def test_a_client_that_is_told_to_rebuild_does_not_forget_which_rounds_it_did() -> None:
+    run = Federation(tiny_config("fedrp-subspace", rounds=5))
+    first = run.open()[1]
+    run.round()
+    run.round()
+    rebuild = Message(Kind.REBUILD, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    refused(run, 1, wire.encode([rebuild, *wire.decode(first)]), ProtocolError, "past round 1: replayed")
 
 
 def test_a_missing_key_is_noticed() -> None:
@@ -141,13 +213,6 @@ def test_noise_on_the_line_is_refused() -> None:
     packet = run.open()[1]
     refused(run, 1, packet[:-1], WireError, "truncated")
     refused(run, 1, b"hello", WireError, "truncated")
-
-
-def test_a_dealer_needs_the_roster_first() -> None:
-    run = Federation(tiny_config("fedrp"))
-    request = Message(Kind.DEAL_REQUEST, run.run, 2, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
-    run.silos[1] = dataclasses.replace(run.silos[1], roster=())
-    refused(run, 1, wire.encode([request]), ProtocolError, "before it had the roster")
 
 
 # --- what the server refuses, while the round goes on ----------------------------------------------------------------
@@ -250,15 +315,13 @@ def test_only_the_chosen_dealer_deals_and_only_the_next_key() -> None:
     assert 3 not in run.server.dealt
 
 
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_public_key_of_the_wrong_length_is_refused(length: int) -> None:
-    run = Federation(tiny_config("fedrp"))
-    hellos = {
-        c: wire.encode([Message(Kind.HELLO, run.run, 0, c, wire.raw(b"x" * 32), 0, run.bench.tag)]) for c in range(4)
-    }
-    hellos[2] = altered(hellos[2], Kind.HELLO, payload=wire.raw(b"x" * length))
-    with pytest.raises(ProtocolError, match="public key"):
-        coordinator.invite(run.server, hellos)
+def test_if_dealers_do_not_answer_the_next_in_the_roster_is_asked() -> None:
+    run = Federation(tiny_config("fedrp", rounds=4))
+    new = coordinator.new_coordinator(run.config, run.run, run.config.dim)
+    assert [list(coordinator.request_key(new, attempt)) for attempt in range(5)] == [[0], [1], [2], [3], [0]]
+    new = coordinator.take_keys(new, {2: run.answer(2, coordinator.request_key(new, 2)[2])})
+    assert {round_: dealt.dealer for round_, dealt in new.dealt.items()} == {0: 2, 1: 2}
+    assert coordinator.request_key(new, 3) == {}
 
 
 # --- clients that come and go ----------------------------------------------------------------------------------------
@@ -373,7 +436,8 @@ def test_the_relayed_envelopes_do_hold_the_keys(name: str) -> None:
     for client, site in run.sites.items():
         for round_ in (0, 1):
             dealer, envelopes = run.server.dealt[round_]
-            place = binding(run.run, round_, dealer, client, run.bench.tag)
+            place = Place(run.run, round_, dealer, client, run.bench.tag, run.roster.digest, "x25519")
+            verify(envelopes[client], run.roster.keys[dealer], place)
             assert site.identity.open(envelopes[client], place) == round_keys(run.config)[round_]
 
 

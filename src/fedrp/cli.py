@@ -69,11 +69,13 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
         hints = typing.get_type_hints(record)
         for setting in reversed(dataclasses.fields(record)):
             kind = next(
-                k for k in (str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name]))
+                k for k in (bool, str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name]))
             )
             shown = _CLI_WORKERS if setting.name == "workers" else setting.default
             text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
             option = "--" + setting.name.replace("_", "-")
+            if kind is bool:
+                option, text = f"{option}/--no-{option[2:]}", setting.metadata["help"]
             command = click.option(option, setting.name, type=kind, default=None, help=text)(command)
     for option in (
         click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output"),
@@ -173,11 +175,13 @@ def _path(text: str | None) -> Path | None:
 
 
 def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
-    """The shared settings for one algorithm; a privacy target is for those that can meet it."""
+    """The shared settings for one algorithm; privacy targets and masks are for those that can have them."""
     from fedrp.algorithms import ALGORITHMS
 
     if name in ALGORITHMS and not ALGORITHMS[name].private:
         config = dataclasses.replace(config, dp_epsilon=None, noise_multiplier=None)
+    if name in ALGORITHMS and not ALGORITHMS[name].exchanges:
+        config = dataclasses.replace(config, secure_aggregation=False)
     return dataclasses.replace(config, algorithm=name)
 
 
@@ -269,6 +273,66 @@ def data_fetch(name: str, data_dir: Path | None, base_url: str | None) -> None:
 
     for path in fetch_dataset(name, data_dir, base_url):
         print(path)
+
+
+# --- who takes part ------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def keys() -> None:
+    """A silo's own keys."""
+
+
+@keys.command("new")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="name of the silo, as all others will know it")
+def keys_new(path: Path, name: str) -> None:
+    """Make a silo's private key file at PATH, and print the public entry for the roster."""
+    from fedrp.roster import entry_of, new_identity
+
+    print(entry_of(new_identity(path, name)).to_toml(), end="")
+    print(f"private key: {path} (keep it; only the printed entry is for others)", file=sys.stderr)
+
+
+@keys.command("show")
+@click.argument("path", type=click.Path(path_type=Path))
+def keys_show(path: Path) -> None:
+    """Print the public entry of the key file at PATH."""
+    from fedrp.roster import entry_of, load_identity
+
+    print(entry_of(load_identity(path)).to_toml(), end="")
+
+
+@cli.group()
+def roster() -> None:
+    """The list of all silos and their public keys."""
+
+
+@roster.command("make")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("entries", nargs=-1, required=True, type=click.Path(path_type=Path))
+def roster_make(out: Path, entries: tuple[Path, ...]) -> None:
+    """Make the roster OUT of public ENTRIES, in this order."""
+    from fedrp.roster import Roster, merged, write_roster
+
+    made = merged(Roster.load(path) for path in entries)
+    write_roster(out, made)
+    _print_roster(made)
+
+
+@roster.command("show")
+@click.argument("file", type=click.Path(path_type=Path))
+def roster_show(file: Path) -> None:
+    """Check a roster and print its silos and fingerprints; compare the last line with the other silos', by phone."""
+    from fedrp.roster import Roster
+
+    _print_roster(Roster.load(file))
+
+
+def _print_roster(shown: Any) -> None:
+    for number, member in enumerate(shown.members):
+        print(f"{number:>4}  {member.name:<24} {member.fingerprint}")
+    print(f"roster{' ' * 25}{shown.fingerprint}")
 
 
 # --- deployment ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from fedrp.errors import ConfigError
 WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
+SEALINGS = ("x25519", "hybrid")
+DEFAULT_QUORUM = 0.5
 _MOST_THREADS = 1024  # torch crashes on absurd numbers
 Record = TypeVar("Record")
 Value = TypeVar("Value")
@@ -65,11 +67,14 @@ class RunConfig:
     dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")
     dp_noise: str = _setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
     clip_quantile: float | None = _setting(None, "adapt clip to this quantile of the clients' norms")
+    secure_aggregation: bool = _setting(False, "mask uploads, so that the server learns sums only")
+    secure_range: float = _setting(64.0, "largest number of a masked upload without noise; larger ones are cut off")
+    sealing: str = _setting("x25519", "how round keys are sealed: x25519 or hybrid (also safe from quantum computers)")
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        for name in ("lr", "rho", "clip", "dp_epsilon"):
+        for name in ("lr", "rho", "clip", "dp_epsilon", "secure_range"):
             value = getattr(self, name)
             _require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
         _require(
@@ -90,6 +95,7 @@ class RunConfig:
         require_choice("weighting", self.weighting, WEIGHTINGS)
         require_choice("sampling", self.sampling, SAMPLINGS)
         require_choice("dp_noise", self.dp_noise, DP_NOISES)
+        require_choice("sealing", self.sealing, SEALINGS)
         if self.noise_multiplier is not None and self.dp_epsilon is not None:
             raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
 

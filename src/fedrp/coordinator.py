@@ -6,7 +6,6 @@ nothing in this file imports what could make one.
 
 import contextlib
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,19 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp import wire
-from fedrp.aggregate import Vector
+from fedrp import secure_sum, wire
+from fedrp.aggregate import Vector, weighted_mean
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.rng import RunSeed
-from fedrp.sealing import ENVELOPE_BYTES, PUBLIC_KEY_BYTES, split
+from fedrp.sealing import ENVELOPE_BYTES, split
+from fedrp.secure_sum import MIN_SUMMED, Call
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
 
 Packets = dict[int, bytes]  # client -> packet
-
-DEFAULT_QUORUM = 0.5
 
 
 class Dealt(NamedTuple):
@@ -45,6 +43,9 @@ class Coordinator:
     upload_size: int
     round: int = 0  # the last round that was completed
     participants: tuple[int, ...] = ()  # of the open round
+    left_out: tuple[int, ...] = ()  # of the sum of the open round, where uploads are masked and some are missing
+    roster: bytes = b""  # digest of the clients' roster, once one of them has said hello
+    weights: tuple[int, ...] = ()  # per client, as it said hello; 0 for those who have not
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
     differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
     aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
@@ -70,17 +71,26 @@ class RoundReport(NamedTuple):
 
 def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
     """The server before anything has happened."""
-    return Coordinator(config, run, upload_size, last_seen=(0,) * config.clients)
+    nobody = (0,) * config.clients
+    return Coordinator(config, run, upload_size, last_seen=nobody, weights=nobody)
 
 
-def invite(server: Coordinator, hellos: Packets) -> Packets:
-    """The roster for everyone, made of their HELLOs; the first client is asked to deal the first two keys."""
-    publics = [_only(server, hellos[client], Kind.HELLO, client).payload for client in range(server.config.clients)]
-    if any(public.size != PUBLIC_KEY_BYTES for public in publics):
-        raise ProtocolError("a client's public key has the wrong length")
-    roster = _message(server, Kind.ROSTER, 0, wire.raw(b"".join(public.tobytes() for public in publics)))
-    requests = [_message(server, Kind.DEAL_REQUEST, round_) for round_ in (0, 1)]
-    return {client: wire.encode([roster, *(requests if client == 0 else [])]) for client in hellos}
+def welcome(server: Coordinator, hellos: Packets) -> Coordinator:
+    """The server once clients have said hello, at any time and in any number: their weights, and one roster for all.
+
+    Raises:
+        ProtocolError: a client has another roster than those before it.
+    """
+    roster, weights = server.roster, list(server.weights)
+    for client, packet in sorted(hellos.items()):
+        message = _only(server, packet, Kind.HELLO, client)
+        digest = message.payload.tobytes()
+        if roster and digest != roster:
+            raise ProtocolError(f"client {client} has another roster than the others: compare 'fedrp roster show'")
+        if client >= len(weights) or message.weight < 1:
+            raise ProtocolError(f"client {client} is not one of {len(weights)}, or has no weight")
+        roster, weights[client] = digest, message.weight
+    return dataclasses.replace(server, roster=roster, weights=tuple(weights))
 
 
 def take_keys(server: Coordinator, replies: Packets) -> Coordinator:
@@ -88,7 +98,8 @@ def take_keys(server: Coordinator, replies: Packets) -> Coordinator:
     dealt = dict(server.dealt)
     for client, packet in replies.items():
         for message in wire.messages_of(_checked(server, packet, client), Kind.DEAL):
-            envelopes = split(message.payload.tobytes(), ENVELOPE_BYTES, server.config.clients, "envelopes")
+            size = ENVELOPE_BYTES[server.config.sealing]
+            envelopes = split(message.payload.tobytes(), size, server.config.clients, "envelopes")
             if message.round <= server.round + 1:
                 dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
@@ -100,7 +111,8 @@ def open_round(server: Coordinator) -> tuple[Coordinator, Packets]:
     participants = _sample(server, round_)
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
-    call = dataclasses.replace(_message(server, Kind.ROUND, round_), weight=len(participants))
+    listed = _call(server, participants).payload() if server.config.secure_aggregation else EMPTY
+    call = dataclasses.replace(_message(server, Kind.ROUND, round_, listed), weight=len(participants))
     packets = {}
     for client in participants:
         messages = [*_news(server, client, round_), call]
@@ -110,8 +122,35 @@ def open_round(server: Coordinator) -> tuple[Coordinator, Packets]:
     return dataclasses.replace(server, participants=participants), packets
 
 
-def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, RoundReport]:
-    """Aggregate the uploads of the open round.
+def recover(server: Coordinator, replies: Packets) -> tuple[Coordinator, Packets]:
+    """What must still be asked before a round with these replies can be closed: mostly nothing.
+
+    Only where uploads are masked and some are missing, those whose uploads are summed must help; their answers go into
+    `close_round`. Keep the returned server: asked for once, the set of those left out stays.
+
+    Raises:
+        QuorumError: too few uploads. The round can be opened again, unless a recovery was begun.
+    """
+    if not server.config.secure_aggregation:
+        return server, {}
+    call = _call(server, server.participants)
+    received = _received(server, replies)
+    missing = [client for client in call.clients if client not in received.uploads]
+    if not server.left_out and not missing:
+        return server, {}
+    try:
+        left_out = server.left_out or secure_sum.choose_left_out(server.config, call, missing)
+    except QuorumError as error:
+        raise QuorumError(f"round {server.round + 1}: {error}{_reasons(received.refused)}") from None
+    request = _message(server, Kind.RECOVER, server.round + 1, np.array(left_out, np.uint32))
+    packets = {client: wire.encode([request]) for client in call.clients if client not in left_out}
+    return dataclasses.replace(server, left_out=left_out), packets
+
+
+def close_round(
+    server: Coordinator, replies: Packets, corrections: Packets | None = None
+) -> tuple[Coordinator, RoundReport]:
+    """Aggregate the uploads of the open round; `corrections` are the answers to `recover`.
 
     Raises:
         QuorumError: too few of the participants sent a valid upload. The round can be opened again: clients that have
@@ -120,6 +159,47 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
     round_ = server.round + 1
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
+    uploads, refused, differing = _received(server, replies)
+    for client in server.left_out:
+        if uploads.pop(client, None):
+            refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
+    needed = secure_sum.needed(server.config, len(server.participants))
+    if len(uploads) < needed:
+        raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
+    if server.config.secure_aggregation:
+        mean, weight = _unmasked(server, uploads, corrections or {})
+    else:
+        vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
+        weights = [float(message.weight) for message in uploads.values()]
+        mean, weight = weighted_mean(vectors, weights), sum(weights)
+    aggregate = server.algorithm.server_round(server.config, server.aggregates.get(server.round), mean, weight)
+    dealer = _next_dealer(server, server.participants, round_)
+    seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
+    left_out = set(server.left_out)
+    server = dataclasses.replace(
+        server,
+        round=round_,
+        participants=(),
+        left_out=(),
+        last_seen=seen,
+        differing=server.differing - set(uploads) | differing,
+        aggregates={**server.aggregates, round_: aggregate},
+    )
+    if dealer is not None and dealer in {*uploads, *differing, *(left_out & set(replies))}:  # not summed, yet it deals
+        with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
+            server = take_keys(server, {dealer: replies[dealer]})
+    return _pruned(server), RoundReport(tuple(uploads), refused)
+
+
+class _Received(NamedTuple):
+    uploads: dict[int, Message]  # that can be used
+    refused: dict[int, str]
+    differing: frozenset[int]
+
+
+def _received(server: Coordinator, replies: Packets) -> _Received:
+    """The uploads among the replies, sorted into those that can be used and those that cannot."""
+    round_, secure = server.round + 1, server.config.secure_aggregation
     uploads: dict[int, Message] = {}
     refused: dict[int, str] = {}
     for client in sorted(replies):
@@ -127,7 +207,9 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
             message = _only(server, replies[client], Kind.UPLOAD, client)
             if message.round != round_ or client not in server.participants or message.weight < 1:
                 raise ProtocolError(f"upload for round {message.round}, expected round {round_}")
-            wire.vector(message, server.upload_size)
+            (wire.words if secure else wire.vector)(message, server.upload_size)
+            if secure and message.weight != _call(server, (client,)).weights[0]:
+                raise ProtocolError(f"client {client} sent another weight than was announced for it")
             uploads[client] = message
         except (WireError, ProtocolError) as error:
             refused[client] = str(error)
@@ -135,37 +217,60 @@ def close_round(server: Coordinator, replies: Packets) -> tuple[Coordinator, Rou
     for client in differing:
         refused[client] = "its copy of the common model differs; it will be told to rebuild it"
         del uploads[client]
-    needed = max(1, math.ceil(len(server.participants) * (server.config.quorum or DEFAULT_QUORUM)))
-    if len(uploads) < needed:
-        reasons = "".join(f"; client {client}: {why}" for client, why in refused.items())
-        raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{reasons}")
-    vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
-    weights = [float(message.weight) for message in uploads.values()]
+    return _Received(uploads, refused, differing)
+
+
+def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Packets) -> tuple[Vector, float]:
+    """The weighted mean of masked uploads, and their weight."""
+    call = _call(server, server.participants)
+    if set(uploads) != set(call.clients) - set(server.left_out):
+        raise QuorumError(f"round {server.round + 1}: masked uploads are incomplete, ask `recover` how to go on")
+    total = np.zeros(server.upload_size, np.uint32)
+    for client, message in uploads.items():
+        total += wire.words(message, server.upload_size)
+        if server.left_out:
+            try:
+                answer = _only(server, corrections.get(client, b""), Kind.CORRECTION, client)
+                if answer.round != server.round + 1:
+                    raise ProtocolError(f"a correction of round {answer.round}")
+                total -= wire.words(answer, server.upload_size)
+            except (WireError, ProtocolError) as error:
+                raise QuorumError(
+                    f"round {server.round + 1}: client {client} did not help to recover it ({error}): ask it again"
+                ) from None
     previous = server.aggregates.get(server.round)
-    aggregate = server.algorithm.server_round(server.config, previous, vectors, weights)
-    dealer = _next_dealer(server, server.participants, round_)
-    seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
-    server = dataclasses.replace(
-        server,
-        round=round_,
-        participants=(),
-        last_seen=seen,
-        differing=server.differing - set(uploads) | differing,
-        aggregates={**server.aggregates, round_: aggregate},
-    )
-    if dealer in uploads or dealer in differing:  # a client whose model differs can still deal
-        with contextlib.suppress(ProtocolError):  # envelopes that are none: `request_key` asks another client
-            server = take_keys(server, {dealer: replies[dealer]})
-    return _pruned(server), RoundReport(tuple(uploads), refused)
+    step = secure_sum.grid(server.algorithm.magnitude(server.config, previous, len(call.clients)), call)
+    weight = float(call.weight_of(uploads))
+    return secure_sum.decode(total, weight, step), weight
+
+
+def _call(server: Coordinator, participants: tuple[int, ...]) -> Call:
+    """The participants with the weights that they have in averages."""
+    if server.config.weighting == "uniform":
+        return Call(participants, (1,) * len(participants))
+    weights = tuple(server.weights[client] for client in participants)
+    if 0 in weights:
+        raise ProtocolError(f"client {participants[weights.index(0)]} has not said hello: its weight is not known")
+    return Call(participants, weights)
+
+
+def _reasons(refused: Mapping[int, str]) -> str:
+    return "".join(f"; client {client}: {why}" for client, why in refused.items())
 
 
 def request_key(server: Coordinator, attempt: int) -> Packets:
-    """Ask another client for the key of the next round, if its dealer dropped out; nothing if the key is there."""
-    round_ = server.round + 1
-    if not server.algorithm.secret or round_ > server.config.rounds or round_ in server.dealt:
+    """Ask a client for the keys that the next round needs and that are not there; nothing if they are.
+
+    At first these are those of the set-up and of round 1, later those whose dealer dropped out. Count `attempt` up from
+    0 until nothing is asked: each time it is the turn of the next client in the roster.
+    """
+    rounds = {0, 1} if server.round == 0 else {server.round + 1}
+    lacking = sorted(r for r in rounds if r <= server.config.rounds and r not in server.dealt)
+    if not server.algorithm.secret or not lacking:
         return {}
-    stand_in = (round_ + attempt) % server.config.clients
-    return {stand_in: wire.encode([_message(server, Kind.DEAL_REQUEST, round_)])}
+    first = 0 if server.round == 0 else server.round + 1
+    requests = [_message(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
+    return {(first + attempt) % server.config.clients: wire.encode(requests)}
 
 
 def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
@@ -202,8 +307,10 @@ def _sample(server: Coordinator, round_: int) -> tuple[int, ...]:
     config = server.config
     rng = RunSeed(config.seed).generator("participants", round_)
     if config.sampling == "poisson":
-        chosen = np.flatnonzero(rng.random(config.clients) < config.participation)
-        return tuple(chosen.tolist()) or (int(rng.integers(config.clients)),)
+        least = MIN_SUMMED if config.secure_aggregation else 1
+        coins = rng.random(config.clients)
+        count = max(least, int((coins < config.participation).sum()))
+        return tuple(sorted(np.argsort(coins)[:count].tolist()))
     return tuple(sorted(rng.choice(config.clients, config.expected_participants, replace=False).tolist()))
 
 

@@ -31,9 +31,10 @@ from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.evaluate import Correct, Score, score
 from fedrp.models import ModelFactory, Vector
 from fedrp.rng import RunSeed
+from fedrp.roster import Member, Roster
 from fedrp.sealing import Identity
 from fedrp.secret import SecretKey
-from fedrp.silo import Envelope, Silo, Site, finished, hello, make_workbench, respond
+from fedrp.silo import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.training import Examples, Loss
 
 Packets = dict[int, bytes]
@@ -58,12 +59,24 @@ class SimulatedEntropy:
         return SecretKey(hashlib.sha256(name.encode()).digest())
 
 
+def simulated_identity(seed: RunSeed, client: int) -> Identity:
+    """The identity of a simulated client."""
+    return Identity(SimulatedEntropy(seed, client).secret("identity"), f"client-{client}")
+
+
+def simulated_roster(seed: RunSeed, clients: int) -> Roster:
+    """The roster of a simulation, which every client has from the start."""
+    identities = [simulated_identity(seed, client) for client in range(clients)]
+    return Roster(tuple(Member(identity.name, identity.public) for identity in identities))
+
+
 class HostSetup(NamedTuple):
     """All that a host is built from; sent once to a worker."""
 
     config: RunConfig
     speed: Speed
     run: bytes
+    roster: Roster
     factory: ModelFactory
     loss: Loss
     correct: Correct
@@ -97,12 +110,12 @@ class ClientHost:
         config, seed = setup.config, RunSeed(setup.config.seed)
         memory = setup.speed.projection_memory * 2**20
         device = torch.device(setup.speed.device)
-        self._bench = make_workbench(config, setup.run, setup.factory, setup.loss, device, memory)
+        self._bench = make_workbench(config, setup.run, setup.roster, setup.factory, setup.loss, device, memory)
         self._silos = {client: Silo(client) for client in setup.data}
         self._sites = {}
         for client, data in setup.data.items():
             entropy = SimulatedEntropy(seed, client)
-            self._sites[client] = Site(Identity(entropy.secret("identity")), entropy, data)
+            self._sites[client] = Site(simulated_identity(seed, client), entropy, data)
 
     def hello(self) -> Packets:
         """Every client's first packet."""
@@ -159,10 +172,8 @@ class ClientHost:
                     name = names.setdefault(id(array), str(len(names)))
                     arrays[name] = np.ascontiguousarray(array)
                     fields.append(name)
-                envelopes = {str(r): [e.dealer, e.sealed.hex()] for r, e in silo.envelopes.items()}
-                roster = [public.hex() for public in silo.roster]
-                records.append({"client": client, "round": silo.round, "state": fields, "envelopes": envelopes})
-            save_file(arrays, _group_file(folder, group), {"silos": json.dumps(records), "roster": json.dumps(roster)})
+                records.append({**silo.record(), "state": fields})
+            save_file(arrays, _group_file(folder, group), {"silos": json.dumps(records)})
 
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""
@@ -172,12 +183,9 @@ class ClientHost:
                 arrays, metadata = load_file(path), _metadata(path)
             except (OSError, SafetensorError) as error:
                 raise DataError(f"{path.name}: {error}") from None
-            roster = tuple(bytes.fromhex(public) for public in json.loads(metadata["roster"]))
             for record in json.loads(metadata["silos"]):
                 fields = [arrays[name] for name in record["state"]]
-                envelopes = {int(r): Envelope(d, bytes.fromhex(s)) for r, (d, s) in record["envelopes"].items()}
-                state = ClientState(*fields) if fields else None
-                self._silos[record["client"]] = Silo(record["client"], record["round"], state, roster, envelopes)
+                self._silos[record["client"]] = Silo.of_record(record, ClientState(*fields) if fields else None)
 
     def peak_memory(self) -> float:
         """Largest resident size of this process so far, in MB."""

@@ -12,7 +12,7 @@ from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
 from fedrp.wire import Kind
 
-_KEY_KINDS = frozenset({Kind.HELLO, Kind.ROSTER, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
+_KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
 
 
 class Traffic(NamedTuple):
@@ -131,6 +131,7 @@ class RunResult:
             "projection": config.projection if self.secret else None,
             "partition": config.partition,
             "participation": config.participation,
+            "secure_aggregation": config.secure_aggregation,
             "batch_size": config.batch_size,
             "lr": config.lr,
             "momentum": config.momentum,

@@ -99,6 +99,9 @@ def packed_server(server: Coordinator) -> bytes:
         "last_seen": server.last_seen,
         "differing": sorted(server.differing),
         "dealt": dealt,
+        "left_out": server.left_out,
+        "roster": server.roster.hex(),
+        "weights": server.weights,
     }
     return save(arrays, {"run": server.run.hex(), "state": json.dumps(state)})
 
@@ -116,4 +119,7 @@ def unpacked_server(server: Coordinator, path: Path) -> Coordinator:
         differing=frozenset(state["differing"]),
         aggregates=aggregates,
         dealt=dealt,
+        left_out=tuple(state["left_out"]),
+        roster=bytes.fromhex(state["roster"]),
+        weights=tuple(state["weights"]),
     )

@@ -6,24 +6,30 @@ together. It opens sealed round keys only while it works; what it keeps are the 
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from fedrp import wire
+from fedrp import secure_sum, wire
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
 from fedrp.config import RunConfig, settled
-from fedrp.errors import ProtocolError
+from fedrp.errors import ConfigError, ProtocolError
+from fedrp.masks import Masker
 from fedrp.models import ModelFactory, Vector, public_initial, secret_initial
 from fedrp.projection import Projection, make_projection
 from fedrp.rng import RunSeed
-from fedrp.sealing import PUBLIC_KEY_BYTES, Entropy, Identity, binding, seal_to_all, split
+from fedrp.roster import Roster
+from fedrp.sealing import Entropy, Identity, Place, seal_to_all, verify
 from fedrp.secret import SecretKey
+from fedrp.secure_sum import Call, Words
 from fedrp.training import Examples, LocalSGD, Loss, Objective, Stack, Trainer, make_trainer
 from fedrp.wire import Kind, Message
+
+_log = logging.getLogger(__name__)
 
 
 class Envelope(NamedTuple):
@@ -35,14 +41,50 @@ class Envelope(NamedTuple):
 
 @dataclass(frozen=True)
 class Silo:
-    """All that a client keeps between two messages. Holds no opened key."""
+    """All that a client keeps between two messages. Holds no opened key.
+
+    Must be stored before a reply leaves: a client that forgets what it has sent can be made to send more.
+    """
 
     index: int
-    round: int = 0  # the last round that it took part in; 0 is the set-up
+    round: int = 0  # the last round that it took part in; 0 is the set-up. Never falls
+    since: int = 0  # the round that `state` is of; falls to 0 when the client is told to rebuild its state
     state: ClientState | None = None
-    roster: tuple[bytes, ...] = ()
     envelopes: Mapping[int, Envelope] = field(default_factory=dict)
+    call: Call | None = None  # of the last round, where uploads are masked
+    left_out: tuple[int, ...] = ()  # in the recovery of the last round that it helped in; empty for none
+    cut: int = 0  # how many numbers were beyond the range of masked uploads, in all rounds
     reply: bytes = b""  # to the last round, to be sent again if that is asked for again
+
+    def record(self) -> dict[str, Any]:
+        """All but `state` and `reply`, for JSON."""
+        envelopes = {str(r): [e.dealer, e.sealed.hex()] for r, e in self.envelopes.items()}
+        return {
+            "client": self.index,
+            "round": self.round,
+            "since": self.since,
+            "envelopes": envelopes,
+            "call": self.call and [list(self.call.clients), list(self.call.weights)],
+            "left_out": list(self.left_out),
+            "cut": self.cut,
+        }
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], state: ClientState | None, reply: bytes = b"") -> "Silo":
+        """The inverse of `record`."""
+        envelopes = {int(r): Envelope(d, bytes.fromhex(s)) for r, (d, s) in record["envelopes"].items()}
+        call = Call(*map(tuple, record["call"])) if record["call"] else None
+        return cls(
+            record["client"],
+            record["round"],
+            record["since"],
+            state,
+            envelopes,
+            call,
+            tuple(record["left_out"]),
+            record["cut"],
+            reply,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +102,7 @@ class Workbench:
 
     config: RunConfig  # resolved
     run: bytes
+    roster: Roster  # pinned: nothing that the server says can change it
     trainer: Trainer
     project: Callable[[SecretKey], Projection]  # the matrix of a round key
     initial: Callable[[SecretKey | None], Vector]  # the first model, from the initial secret or the public seed
@@ -76,9 +119,17 @@ class Workbench:
 
 
 def make_workbench(
-    config: RunConfig, run: bytes, factory: ModelFactory, loss: Loss, device: torch.device, projection_memory: int
+    config: RunConfig,
+    run: bytes,
+    roster: Roster,
+    factory: ModelFactory,
+    loss: Loss,
+    device: torch.device,
+    projection_memory: int,
 ) -> Workbench:
     """A workbench for one process. Its clients share matrices (of the last two rounds) and the initial model."""
+    if len(roster.members) != config.clients:
+        raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.members)} silos")
     seed = RunSeed(config.seed)
     trainer = make_trainer(factory, loss, device, seed)
 
@@ -90,13 +141,17 @@ def make_workbench(
     def initial(key: SecretKey | None) -> Vector:
         return public_initial(factory, seed) if key is None else secret_initial(factory, key)
 
-    return Workbench(config, run, trainer, project, initial)
+    return Workbench(config, run, roster, trainer, project, initial)
 
 
 def hello(bench: Workbench, index: int, site: Site) -> bytes:
-    """A client's first packet: its public key."""
-    message = Message(Kind.HELLO, bench.run, 0, index, wire.raw(site.identity.public), projection=bench.tag)
-    return wire.encode([message])
+    """A client's first packet: which roster it has, and its weight."""
+    digest = wire.raw(bench.roster.digest)
+    return wire.encode([Message(Kind.HELLO, bench.run, 0, index, digest, _weight(bench, site), bench.tag)])
+
+
+def _weight(bench: Workbench, site: Site) -> int:
+    return len(site.data.y) if bench.config.weighting == "samples" else 1
 
 
 def respond(
@@ -108,8 +163,8 @@ def respond(
     `ProtocolError`) changes nothing.
     """
     inboxes = [_accepted(bench, wire.decode(packet)) for packet in packets]
-    silos = [_noted(silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)]
-    rounds = [_round_of(bench, silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)]
+    silos = [_noted(bench, silo, inbox) for silo, inbox in zip(silos, inboxes, strict=True)]
+    rounds = [_round_of(bench, *client) for client in zip(silos, sites, inboxes, strict=True)]
     answered = [round_ == silo.round and silo.reply != b"" for silo, round_ in zip(silos, rounds, strict=True)]
     training = [position for position, round_ in enumerate(rounds) if round_ is not None and not answered[position]]
     uploads: dict[int, Upload] = {}
@@ -136,17 +191,32 @@ def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _noted(silo: Silo, inbox: list[Message]) -> Silo:
-    """The silo after it has put away what it was given: the roster and sealed keys."""
+def _noted(bench: Workbench, silo: Silo, inbox: list[Message]) -> Silo:
+    """The silo after it has put away the sealed keys that it was given, each once its signature is checked."""
     if wire.messages_of(inbox, Kind.REBUILD):
-        silo = Silo(silo.index, roster=silo.roster)
-    envelopes = {m.round: Envelope(m.sender, m.payload.tobytes()) for m in wire.messages_of(inbox, Kind.SEALED)}
-    rosters = wire.messages_of(inbox, Kind.ROSTER)
-    roster = silo.roster
-    if rosters:
-        data = rosters[-1].payload.tobytes()
-        roster = tuple(split(data, PUBLIC_KEY_BYTES, len(data) // PUBLIC_KEY_BYTES, "roster"))
-    return dataclasses.replace(silo, roster=roster, envelopes={**silo.envelopes, **envelopes})
+        silo = dataclasses.replace(silo, since=0, state=None)
+    envelopes = dict(silo.envelopes)
+    for message in wire.messages_of(inbox, Kind.SEALED):
+        envelope = Envelope(message.sender, message.payload.tobytes())
+        known = envelopes.get(message.round)
+        if message.round < silo.since or envelope == known:
+            continue
+        if known is not None:
+            raise ProtocolError(
+                f"client {silo.index} was sent another key for round {message.round} than it has: refused"
+            )
+        if envelope.dealer >= len(bench.roster.members):
+            raise ProtocolError(
+                f"the key of round {message.round} was dealt by client {envelope.dealer}, who is not in the roster"
+            )
+        place = _place(bench, message.round, envelope.dealer, silo.index)
+        verify(envelope.sealed, bench.roster.members[envelope.dealer].keys, place)
+        envelopes[message.round] = envelope
+    return dataclasses.replace(silo, envelopes=envelopes)
+
+
+def _place(bench: Workbench, round_: int, dealer: int, recipient: int) -> Place:
+    return Place(bench.run, round_, dealer, recipient, bench.tag, bench.roster.digest, bench.config.sealing)
 
 
 def _train(
@@ -169,7 +239,7 @@ def _train(
     return bench.algorithm.client_round(Local(config, key, count, bench.project, train), participants)
 
 
-def _round_of(bench: Workbench, silo: Silo, inbox: list[Message]) -> int | None:
+def _round_of(bench: Workbench, silo: Silo, site: Site, inbox: list[Message]) -> int | None:
     """The round that a packet asks for, if any."""
     if not bench.algorithm.exchanges:
         return silo.round + 1
@@ -179,21 +249,38 @@ def _round_of(bench: Workbench, silo: Silo, inbox: list[Message]) -> int | None:
     round_ = calls[-1].round
     if round_ < silo.round or (round_ == silo.round and not silo.reply):
         raise ProtocolError(f"client {silo.index} is past round {round_}: replayed message refused")
+    if bench.config.secure_aggregation:
+        call = Call.of(calls[-1].payload)
+        secure_sum.require_call(bench.config, call, silo.index, _weight(bench, site))
+        if len(call.clients) != calls[-1].weight:  # shares of noise depend on it
+            raise ProtocolError(f"{calls[-1].weight} participants announced, {len(call.clients)} listed")
+        if round_ == silo.round and call != silo.call:
+            raise ProtocolError(
+                f"client {silo.index} was sent another list of participants for round {round_}: refused"
+            )
     return round_
 
 
 def _participant(bench: Workbench, silo: Silo, site: Site, inbox: list[Message], round_: int) -> Participant:
     state = silo.state or bench.algorithm.client_init(bench.config, _initial_model(bench, silo, site))
-    aggregates = {message.round: message for message in wire.messages_of(inbox, Kind.AGGREGATE)}
-    size = bench.algorithm.upload_size(bench.config, bench.trainer.layout.size)
-    first = silo.round if bench.algorithm.catch_up == "all" else round_ - 1
+    first = silo.since if bench.algorithm.catch_up == "all" else round_ - 1
     history = []
     for past in range(first, round_):
-        if past not in aggregates and past > 0 and bench.algorithm.exchanges:
+        aggregate = _aggregate(bench, inbox, past)
+        if aggregate is None and past > 0 and bench.algorithm.exchanges:
             raise ProtocolError(f"the aggregate of round {past} is missing")
-        aggregate = wire.vector(aggregates[past], size) if past in aggregates else None
         history.append(Step(_open(bench, silo, site, past), aggregate))
     return Participant(state, history, site.entropy.secret("noise", round_))
+
+
+def _aggregate(bench: Workbench, inbox: list[Message], round_: int) -> Vector | None:
+    """The aggregate of a round, if the packet holds it."""
+    found = [message for message in wire.messages_of(inbox, Kind.AGGREGATE) if message.round == round_]
+    return wire.vector(found[-1], _upload_size(bench)) if found else None
+
+
+def _upload_size(bench: Workbench) -> int:
+    return bench.algorithm.upload_size(bench.config, bench.trainer.layout.size)
 
 
 def _initial_model(bench: Workbench, silo: Silo, site: Site) -> Vector:
@@ -207,34 +294,78 @@ def _open(bench: Workbench, silo: Silo, site: Site, round_: int) -> SecretKey | 
     if round_ not in silo.envelopes:
         raise ProtocolError(f"client {silo.index} has no sealed key for round {round_}")
     dealer, sealed = silo.envelopes[round_]
-    return site.identity.open(sealed, binding(bench.run, round_, dealer, silo.index, bench.tag))
+    return site.identity.open(sealed, _place(bench, round_, dealer, silo.index))
 
 
 def _reply(bench: Workbench, silo: Silo, site: Site, inbox: list[Message], upload: Upload | None) -> tuple[Silo, bytes]:
     replies = [_deal(bench, silo, site, request.round) for request in wire.messages_of(inbox, Kind.DEAL_REQUEST)]
+    for request in wire.messages_of(inbox, Kind.RECOVER):
+        silo, correction = _recovered(bench, silo, site, request)
+        replies.append(correction)
     if wire.messages_of(inbox, Kind.FINISH):
-        silo = dataclasses.replace(silo, state=_finished(bench, silo, site, inbox))
+        end = wire.messages_of(inbox, Kind.FINISH)[-1].round
+        silo = dataclasses.replace(silo, since=end + 1, state=_finished(bench, silo, site, inbox))
     if upload is None:
         return silo, wire.encode(replies)
-    round_ = _round_of(bench, silo, inbox) or 0
+    round_ = _round_of(bench, silo, site, inbox) or 0
+    envelopes = {r: envelope for r, envelope in silo.envelopes.items() if r >= round_}
     if bench.algorithm.exchanges:
-        weight = len(site.data.y) if bench.config.weighting == "samples" else 1
-        fields = (bench.run, round_, silo.index, upload.vector, weight, bench.tag, upload.fingerprint)
+        payload: wire.Payload = upload.vector
+        if bench.config.secure_aggregation:
+            silo, payload = _masked(bench, silo, site, inbox, round_, upload.vector)
+        fields = (bench.run, round_, silo.index, payload, _weight(bench, site), bench.tag, upload.fingerprint)
         replies.insert(0, Message(Kind.UPLOAD, *fields))
     reply = wire.encode(replies)
-    kept = {r: envelope for r, envelope in silo.envelopes.items() if r >= round_}
-    return dataclasses.replace(silo, round=round_, state=upload.state, envelopes=kept, reply=reply), reply
+    moved = dataclasses.replace(
+        silo, round=round_, since=round_, state=upload.state, envelopes=envelopes, left_out=(), reply=reply
+    )
+    return moved, reply
+
+
+def _masked(
+    bench: Workbench, silo: Silo, site: Site, inbox: list[Message], round_: int, vector: Vector
+) -> tuple[Silo, Words]:
+    """A client's vector as whole numbers under its masks; the silo remembers towards whom."""
+    call = Call.of(wire.messages_of(inbox, Kind.ROUND)[-1].payload)
+    bound = bench.algorithm.magnitude(bench.config, _aggregate(bench, inbox, round_ - 1), len(call.clients))
+    words, cut = secure_sum.encode(vector, bound, _weight(bench, site), secure_sum.grid(bound, call))
+    if cut:
+        _log.warning(
+            "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
+            *(silo.index, round_, cut, vector.size, bound),
+        )
+    masked = _masker(bench, silo, site, round_, call).masked(words)
+    return dataclasses.replace(silo, call=call, cut=silo.cut + cut), masked
+
+
+def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:
+    """A client's help in taking off the masks of clients left out of its last round; for one set of them only."""
+    if silo.call is None or request.round != silo.round or request.round == 0:
+        raise ProtocolError(f"client {silo.index} has no masked upload in round {request.round} to be recovered")
+    left_out = secure_sum.clients_of(request.payload)
+    secure_sum.require_left_out(bench.config, silo.call, left_out, silo.index)
+    if silo.left_out not in ((), left_out):
+        raise ProtocolError(f"client {silo.index} helped in another recovery of round {request.round}: refused")
+    masker = _masker(bench, silo, site, request.round, silo.call)
+    words = masker.correction(left_out, _upload_size(bench))
+    correction = Message(Kind.CORRECTION, bench.run, request.round, silo.index, words, 0, bench.tag)
+    return dataclasses.replace(silo, left_out=left_out), correction
+
+
+def _masker(bench: Workbench, silo: Silo, site: Site, round_: int, call: Call) -> Masker:
+    key = _open(bench, silo, site, round_)
+    return Masker(site.identity, bench.roster, silo.index, bench.run, round_, call, key)
 
 
 def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientState:
     """The state that a client ends with, if `packet` is the server's last; the silo itself stays as it is."""
     inbox = _accepted(bench, wire.decode(packet))
-    return _finished(bench, _noted(silo, inbox), site, inbox)
+    return _finished(bench, _noted(bench, silo, inbox), site, inbox)
 
 
 def _finished(bench: Workbench, silo: Silo, site: Site, inbox: list[Message]) -> ClientState:
     end = wire.messages_of(inbox, Kind.FINISH)
-    participant = _participant(bench, silo, site, inbox, end[-1].round + 1 if end else silo.round + 1)
+    participant = _participant(bench, silo, site, inbox, end[-1].round + 1 if end else silo.since + 1)
     return bench.algorithm.client_finish(Local(bench.config, None, 0, bench.project, _no_training), participant)
 
 
@@ -243,9 +374,8 @@ def _no_training(_start: Stack, _objective: Objective) -> Stack:
 
 
 def _deal(bench: Workbench, silo: Silo, site: Site, round_: int) -> Message:
-    """Draw the key of a round and seal it to everyone."""
-    if not silo.roster:
-        raise ProtocolError(f"client {silo.index} was asked to deal a key before it had the roster")
+    """Draw the key of a round, seal it to everyone in the roster, and sign."""
     key = site.entropy.secret("round-key", round_)
-    envelopes = seal_to_all(key, silo.roster, bench.run, round_, silo.index, bench.tag)
+    place = _place(bench, round_, silo.index, silo.index)
+    envelopes = seal_to_all(key, site.identity, bench.roster.keys, place)
     return Message(Kind.DEAL, bench.run, round_, silo.index, wire.raw(envelopes), 0, bench.tag)

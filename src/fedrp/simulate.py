@@ -4,6 +4,7 @@ A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoin
 `result.json` and `model.safetensors` (the delivered model).
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -17,14 +18,15 @@ from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, Speed, require_choice
 from fedrp.coordinator import Coordinator, Packets
-from fedrp.errors import ConfigError, QuorumError
+from fedrp.errors import ConfigError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
-from fedrp.host import Hosts, HostSetup, grouped, set_threads
+from fedrp.host import Hosts, HostSetup, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, built, layout_of
 from fedrp.privacy.ledger import statements
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
 from fedrp.runfolder import RunFolder
+from fedrp.secure_sum import MIN_SUMMED
 from fedrp.task import Task, examples, split_among_clients
 
 OnRound = Callable[[RoundRecord], None]
@@ -84,7 +86,22 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
     if config.lr is None:
         lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
         config = dataclasses.replace(config, lr=lr)
+    if config.secure_aggregation:
+        _require_summable(config)
     return ALGORITHMS[config.algorithm].resolve(config, parameters)
+
+
+def _require_summable(config: RunConfig) -> None:
+    if not ALGORITHMS[config.algorithm].exchanges:
+        raise ConfigError(
+            f"algorithm '{config.algorithm}' sends nothing, so there is nothing to mask: use --no-secure-aggregation"
+        )
+    count = config.clients if config.sampling == "poisson" else config.expected_participants
+    if count < MIN_SUMMED:
+        raise ConfigError(
+            f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
+            "each finds the other's vector in the average"
+        )
 
 
 def require_device(name: str) -> None:
@@ -100,7 +117,8 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     data = dict(enumerate(split_among_clients(task, config)))
     run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
-    return HostSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, examples(task.test))
+    roster = simulated_roster(RunSeed(config.seed), config.clients)
+    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
 
 
 @contextmanager
@@ -116,13 +134,12 @@ def _computing(setup: HostSetup) -> Iterator[Hosts]:
 
 
 def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
-    """Exchange public keys and the first round keys, where the algorithm has secrets."""
-    if not server.algorithm.secret:
+    """Have the clients say hello and deal the first round keys, where there are secrets."""
+    if not server.algorithm.secret and not server.config.secure_aggregation:
         return server, Traffic()
     hellos = hosts.hello()
-    packets = coordinator.invite(server, hellos)
-    replies = hosts.exchange(packets)
-    return coordinator.take_keys(server, replies), Traffic.of(packets, hellos).plus(Traffic.of({}, replies))
+    server, keys = _keys(coordinator.welcome(server, hellos), hosts)
+    return server, Traffic.of({}, hellos).plus(keys)
 
 
 def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
@@ -134,12 +151,15 @@ def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordin
         received = {client: reply for client, reply in replies.items() if client not in lost}
         traffic = traffic.plus(Traffic.of(sent, received))
         try:
-            server, report = coordinator.close_round(server, received)
+            server, requests = coordinator.recover(server, received)
+            corrections = hosts.exchange(requests)
+            traffic = traffic.plus(Traffic.of(requests, corrections))
+            server, report = coordinator.close_round(server, received, corrections)
             break
         except QuorumError:
             if attempt == _ATTEMPTS - 1:
                 raise
-    server, extra = _next_key(server, hosts)
+    server, extra = _keys(server, hosts)
     trained = time.monotonic()
     evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
     record = RoundRecord(
@@ -163,13 +183,18 @@ def _dropouts(server: Coordinator, attempt: int, packets: Packets) -> tuple[Pack
     return {client: packet for client, packet in packets.items() if client not in never}, late
 
 
-def _next_key(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
-    """Have another client deal the next round's key, if its dealer dropped out."""
-    packets = coordinator.request_key(server, 0)
-    if not packets:
-        return server, Traffic()
-    replies = hosts.exchange(packets)
-    return coordinator.take_keys(server, replies), Traffic.of(packets, replies)
+def _keys(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
+    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out."""
+    traffic = Traffic()
+    for attempt in range(server.config.clients):
+        packets = coordinator.request_key(server, attempt)
+        if not packets:
+            break
+        replies = hosts.exchange(packets)
+        traffic = traffic.plus(Traffic.of(packets, replies))
+        with contextlib.suppress(ProtocolError):  # what it dealt is of no use: the next one is asked
+            server = coordinator.take_keys(server, replies)
+    return server, traffic
 
 
 def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation:

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from fedrp.algorithms.base import ClientState
 from fedrp.errors import SiteError
 from fedrp.files import locked, write_atomically
-from fedrp.silo import Envelope, Silo
+from fedrp.silo import Silo
 from fedrp.status import append_line, read_status, write_status
 
 _FORMAT = "fedrp site state 1"
@@ -66,8 +66,10 @@ class SiteFolder:
                     raise SiteError(f"{self._state_file} is not a state file of this version of fedrp")
                 if metadata["run"] != self.run.hex():
                     raise SiteError(f"{self._state_file} belongs to another run: put it back where it came from")
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-                silo = unpacked(json.loads(metadata["silo"]), arrays)
+                record = json.loads(metadata["silo"])
+                fields = [file.get_tensor(name) for name in record["state"]]
+                reply = file.get_tensor("reply").tobytes()
+            silo = Silo.of_record(record, ClientState(*fields) if fields else None, reply)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise SiteError(f"{self._state_file} is damaged ({error}): restore it from a backup") from None
         if silo.index != index:
@@ -76,7 +78,12 @@ class SiteFolder:
 
     def save(self, silo: Silo) -> None:
         """Write the state. Until this returns, the old one stands."""
-        record, arrays = packed(silo)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            name: np.ascontiguousarray(array)
+            for name, array in zip(ClientState._fields, silo.state or (), strict=False)
+        }
+        record = {**silo.record(), "state": list(arrays)}
+        arrays["reply"] = np.frombuffer(silo.reply, np.uint8)
         metadata = {"format": _FORMAT, "run": self.run.hex(), "silo": json.dumps(record)}
         write_atomically(self._state_file, save(arrays, metadata))
 
@@ -101,32 +108,3 @@ class SiteFolder:
     @property
     def _state_file(self) -> Path:
         return self.root / "state.safetensors"
-
-
-def packed(silo: Silo) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """A client's state as JSON and arrays."""
-    arrays: dict[str, npt.NDArray[Any]] = {
-        f"state{place}": np.ascontiguousarray(array) for place, array in enumerate(silo.state or ())
-    }
-    arrays["reply"] = np.frombuffer(silo.reply, np.uint8)
-    record = {
-        "index": silo.index,
-        "round": silo.round,
-        "arrays": len(silo.state or ()),
-        "roster": [public.hex() for public in silo.roster],
-        "envelopes": {str(r): [envelope.dealer, envelope.sealed.hex()] for r, envelope in silo.envelopes.items()},
-    }
-    return record, arrays
-
-
-def unpacked(record: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Silo:
-    """The inverse of `packed`."""
-    fields = [arrays[f"state{place}"] for place in range(record["arrays"])]
-    return Silo(
-        index=record["index"],
-        round=record["round"],
-        state=ClientState(*fields) if fields else None,
-        roster=tuple(bytes.fromhex(public) for public in record["roster"]),
-        envelopes={int(r): Envelope(d, bytes.fromhex(sealed)) for r, (d, sealed) in record["envelopes"].items()},
-        reply=arrays["reply"].tobytes(),
-    )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedrp.errors import WireError
 
-VERSION = 1
+VERSION = 2
 SERVER = 0xFFFFFFFF  # the sender field of messages from the server
 RUN_ID_BYTES = 16
 FINGERPRINT_BYTES = 16
@@ -38,16 +38,18 @@ Payload = npt.NDArray[np.generic]
 class Kind(enum.IntEnum):
     """What a message is."""
 
-    HELLO = 1  # client -> server: my public key
-    ROSTER = 2  # server -> client: everyone's public keys, in the order of the clients
+    HELLO = 1  # client -> server: the digest of my roster; the weight field is my weight in averages
     DEAL_REQUEST = 3  # server -> client: draw the key of this round and seal it to everyone
     DEAL = 4  # dealer -> server: one envelope per client
     SEALED = 5  # server -> client: your envelope; the sender field names the dealer
-    UPLOAD = 6  # client -> server: the client's vector of this round
+    UPLOAD = 6  # client -> server: the client's vector of this round; whole numbers if masked
     AGGREGATE = 7  # server -> client: what the server made of a round's uploads
-    ROUND = 8  # server -> client: take part in this round; the weight field says how many take part
+    ROUND = 8  # server -> client: take part in this round; the weight field says how many take part.
+    # With secure aggregation the payload lists them, and then their weights.
     FINISH = 9  # server -> client: the run is over
     REBUILD = 10  # server -> client: your copy of the common model differs; start again from the log in this packet
+    RECOVER = 11  # server -> client: these clients are left out of the sum, help to take their masks off
+    CORRECTION = 12  # client -> server: the answer to it
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +167,13 @@ def vector(message: Message, length: int) -> npt.NDArray[np.float32]:
     if message.payload.dtype != np.dtype("<f4") or message.payload.size != length:
         raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} float32")
     return message.payload.view(np.float32)
+
+
+def words(message: Message, length: int) -> npt.NDArray[np.uint32]:
+    """The payload of whole numbers of a message, refused unless it has exactly `length` of them."""
+    if message.payload.dtype != np.dtype("<u4") or message.payload.size != length:
+        raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} uint32")
+    return message.payload.view(np.uint32)
 
 
 def sizes(packet: bytes) -> dict[Kind, int]:

@@ -1,7 +1,7 @@
 """What an algorithm is: explicit state and pure functions, the same under every carrier.
 
 The two halves meet only in bytes (`fedrp.wire`): `client_round` makes an upload, `server_round` makes an aggregate of
-the uploads, and the next `client_round` finds it in the client's history.
+the mean of the uploads, and the next `client_round` finds it in the client's history.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,8 +65,8 @@ class Upload(NamedTuple):
 class Algorithm(NamedTuple):
     """An entry of the table.
 
-    Guarantees, checked for every entry: `client_round` and `client_finish` change no input; the order of uploads does
-    not matter to `server_round`; with one client, the delivered model is what local training gives.
+    Guarantees, checked for every entry: `client_round`, `client_finish` and `server_round` change no input; with one
+    client, the delivered model is what local training gives.
     """
 
     summary: str
@@ -80,13 +80,19 @@ class Algorithm(NamedTuple):
     client_init: Callable[[RunConfig, Vector], ClientState]
     client_round: Callable[[Local, Sequence[Participant]], list[Upload]]
     client_finish: Callable[[Local, Participant], ClientState]
-    server_round: Callable[[RunConfig, Vector | None, Sequence[Vector], Sequence[float]], Vector]
+    server_round: Callable[[RunConfig, Vector | None, Vector, float], Vector]  # last aggregate, mean, total weight
+    magnitude: Callable[[RunConfig, Vector | None, int], float]  # largest number of an upload to be masked
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
 
 
 def full_vector(_config: RunConfig, parameters: int) -> int:
     """Upload size of algorithms that send the whole model."""
     return parameters
+
+
+def stated_range(config: RunConfig, _previous: Vector | None, _participants: int) -> float:
+    """Largest number of an upload, where nothing but the config bounds it."""
+    return config.secure_range
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

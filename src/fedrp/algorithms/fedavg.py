@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from fedrp.aggregate import weighted_mean
 from fedrp.algorithms.base import (
     NOTHING,
     Algorithm,
@@ -13,9 +12,10 @@ from fedrp.algorithms.base import (
     Vector,
     full_vector,
     stacked,
+    stated_range,
 )
 from fedrp.config import RunConfig
-from fedrp.privacy.events import Adjacency, Adversary, NonPrivate, NothingReleased, Unsupported
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, NothingReleased, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.training import PLAIN
 
@@ -38,12 +38,14 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     return [Upload(ClientState(model), model) for model in trained]
 
 
-def _mean(_config: RunConfig, _previous: Vector | None, uploads: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    return weighted_mean(uploads, weights)
+def _mean(_config: RunConfig, _previous: Vector | None, mean: Vector, _weight: float) -> Vector:
+    return mean
 
 
-def _releases(_config: RunConfig) -> list[Release]:
-    seen = NonPrivate("the server receives every client's vector in the clear")
+def _releases(config: RunConfig) -> list[Release]:
+    seen: Event = NonPrivate("the server receives every client's vector in the clear")
+    if config.secure_aggregation:
+        seen = Unsupported("the server learns sums of the clients' vectors only, but those without noise")
     return [Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, seen), *averages_released()]
 
 
@@ -69,6 +71,7 @@ FEDAVG = Algorithm(
     client_round=_round,
     client_finish=_finish,
     server_round=_mean,
+    magnitude=stated_range,
     releases=_releases,
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG
-from fedrp.algorithms.private import averaged, extra_numbers, privatised, releases, resolve_privacy
+from fedrp.algorithms.private import averaged, extra_numbers, largest, privatised, releases, resolve_privacy
 from fedrp.config import RunConfig
 from fedrp.training import PLAIN
 
@@ -35,10 +35,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     ]
 
 
-def _accumulate(
-    config: RunConfig, previous: Vector | None, uploads: Sequence[Vector], _weights: Sequence[float]
-) -> Vector:
-    step = averaged(config, previous, uploads)
+def _accumulate(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
+    step = averaged(config, previous, mean, weight)
     size = step.size - extra_numbers(config)
     if previous is not None:
         step[:size] += previous[:size]
@@ -54,5 +52,6 @@ FEDAVG_DP: Algorithm = FEDAVG._replace(
     client_round=_round,
     client_finish=_finish,
     server_round=_accumulate,
+    magnitude=largest,
     releases=releases,
 )

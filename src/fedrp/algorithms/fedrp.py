@@ -15,9 +15,10 @@ import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
+from fedrp.algorithms.private import SUMS_ONLY
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.privacy.events import Adjacency, Adversary, Composed, NonPrivate, ProjectedRelease, Unsupported
+from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, NonPrivate, ProjectedRelease, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection import FAMILIES, norm_bound
 from fedrp.training import Objective, Rows, Stack
@@ -91,9 +92,13 @@ def _releases(config: RunConfig) -> list[Release]:
     # Nothing bounds how far one record moves w, nor the norm of w: without those, Theorem 2 says nothing.
     gaussian = config.projection == "gaussian"
     projected = Composed(ProjectedRelease(config.dim) if gaussian else _NOT_GAUSSIAN, config.rounds)
-    known = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
+    known: Event = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
+    assumed: tuple[str, ...] = ("the round keys are secret",)
+    if config.secure_aggregation:  # the vector that is projected is then the sum of the clients' models
+        known = Unsupported("who knows the matrices can read m linear functions of the mean model a round")
+        assumed = (*assumed, *SUMS_ONLY)
     return [
-        Release(Adversary.SERVER, Adjacency.RECORD_REPLACE, projected, ("the round keys are secret",)),
+        Release(Adversary.SERVER, Adjacency.RECORD_REPLACE, projected, assumed),
         Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known),
         *averages_released(),
     ]

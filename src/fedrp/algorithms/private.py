@@ -5,29 +5,37 @@ in each coordinate; z is the noise multiplier. The sum is divided by the *expect
 not depend on who came.
 
 With `clip_quantile`, C follows the clients' norms (Andrew et al. 2021): a client also sends whether its norm was below
-C, as one more number with noise of its own; the server answers with the next C as one more number.
+C, as one more number (in units of C) with noise of its own; the server answers with the next C as one more number.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.aggregate import weighted_sum
 from fedrp.algorithms.base import Local, Participant, Vector
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError
-from fedrp.privacy.events import Adjacency, Adversary, Composed, GaussianRelease, PoissonSampled, Unsupported
+from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.ledger import Release
-from fedrp.privacy.noise import noise_share, update_noise_multiplier
+from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.sensitivity import clip_to_norm
+from fedrp.secure_sum import MIN_SUMMED, Call, grid
+from fedrp.wire import MAX_COUNT
 
 DEFAULT_EPSILON = 10.0
 DEFAULT_CLIP = 1.0
 _CLIP_RATE = 0.2  # eta_C of Andrew et al.
 _BIT_NOISE_SHARE = 1 / 20  # noise on the count of clients below C, as a share of their number
+_TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of it
+_TAIL_MASS = math.erfc(_TAIL / math.sqrt(2))
+_LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
+
+SUMS_ONLY = (
+    "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
+    "X25519, HKDF and AES are as good as ideal",
+)
 
 
 def resolve_privacy(config: RunConfig) -> RunConfig:
@@ -47,7 +55,36 @@ def resolve_privacy(config: RunConfig) -> RunConfig:
     clip = config.clip or DEFAULT_CLIP
     resolved = dataclasses.replace(config, clip=clip, noise_multiplier=noise, dp_epsilon=None, quorum=quorum)
     _update_noise(resolved)  # refuses an adaptive clip that the noise does not allow
+    if resolved.secure_aggregation:
+        _require_noise_above_grid(resolved)
     return resolved
+
+
+def _require_noise_above_grid(config: RunConfig) -> None:
+    try:
+        cost = _rounding(config)
+    except ConfigError:  # the bound does not hold for so little noise
+        cost = 1.0
+    if cost > config.dp_delta / 1000:
+        raise ConfigError(
+            f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
+            "use more noise, or --no-secure-aggregation"
+        )
+
+
+def _rounding(config: RunConfig) -> float:
+    """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
+    shares = [_share(config, count, _update_noise(config)) for count in (MIN_SUMMED, config.clients)]
+    if config.dp_noise == "local" or min(shares) == 0:
+        return 0.0  # post-processing of a noisy vector, or no noise at all
+    cost = 0.0
+    for count, share in zip((MIN_SUMMED, config.clients), shares, strict=True):
+        unit = dataclasses.replace(config, clip=1.0)
+        step = grid(largest(unit, None, count), Call(tuple(range(count)), (1,) * count))
+        smallest = min(share, _share(config, count, _bit_noise(config))) if config.clip_quantile else share
+        cut = MAX_COUNT * count * config.rounds * _TAIL_MASS * (1 + math.exp(_LARGEST_EPSILON))
+        cost = max(cost, cut + rounding_delta(smallest, step, count, MAX_COUNT, config.rounds, _LARGEST_EPSILON))
+    return cost
 
 
 def extra_numbers(config: RunConfig) -> int:
@@ -55,10 +92,18 @@ def extra_numbers(config: RunConfig) -> int:
     return 0 if config.clip_quantile is None else 1
 
 
-def current_clip(config: RunConfig, client: Participant) -> float:
-    """The bound C of this round."""
-    latest = client.history[-1].aggregate
-    return settled(config.clip) if config.clip_quantile is None or latest is None else float(latest[-1])
+def current_clip(config: RunConfig, previous: Vector | None) -> float:
+    """The bound C of a round, after the aggregate of the one before."""
+    return settled(config.clip) if config.clip_quantile is None or previous is None else float(previous[-1])
+
+
+def largest(config: RunConfig, previous: Vector | None, participants: int) -> float:
+    """The largest number of a noised upload, but for noise beyond any that occurs; proportional to C."""
+    clip = current_clip(config, previous)
+    bounds = [1 + _TAIL * _share(config, participants, _update_noise(config))]
+    if config.clip_quantile is not None:
+        bounds.append(0.5 + _TAIL * _share(config, participants, _bit_noise(config)))
+    return clip * max(bounds)
 
 
 def privatised(local: Local, client: Participant, update: Vector) -> Vector:
@@ -68,27 +113,26 @@ def privatised(local: Local, client: Participant, update: Vector) -> Vector:
     the noises of the quorum suffice for the configured multiplier.
     """
     config = local.config
-    clip = current_clip(config, client)
+    clip = current_clip(config, client.history[-1].aggregate)
     bounded = clip_to_norm(update, clip)
-    share = _share(local, _update_noise(config) * clip)
+    share = _share(config, local.participants, _update_noise(config) * clip)
     normals = client.noise.normals(update.size + 1)
     noised = bounded + share * normals[:-1]
     if config.clip_quantile is None:
         return noised.astype(np.float32)
     below = float(np.linalg.norm(update) <= clip)
-    vote = below - 0.5 + _share(local, _bit_noise(config)) * normals[-1]
-    return np.append(noised, vote).astype(np.float32)
+    vote = below - 0.5 + _share(config, local.participants, _bit_noise(config)) * normals[-1]
+    return np.append(noised, clip * vote).astype(np.float32)
 
 
-def averaged(config: RunConfig, previous: Vector | None, uploads: Sequence[Vector]) -> Vector:
+def averaged(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
     """The sum of the uploads by the expected number of participants; the last number becomes the next C."""
-    expected = config.expected_participants
-    mean = weighted_sum(uploads, [1.0 / expected] * len(uploads))
+    result = mean * np.float32(weight / config.expected_participants)
     if config.clip_quantile is not None:
-        clip = settled(config.clip) if previous is None else float(previous[-1])
-        below = min(1.0, max(0.0, float(mean[-1]) + 0.5))
-        mean[-1] = clip * math.exp(-_CLIP_RATE * (below - config.clip_quantile))
-    return mean
+        clip = current_clip(config, previous)
+        below = min(1.0, max(0.0, float(result[-1]) / clip + 0.5))
+        result[-1] = clip * math.exp(-_CLIP_RATE * (below - config.clip_quantile))
+    return result
 
 
 def releases(config: RunConfig) -> list[Release]:
@@ -99,24 +143,50 @@ def releases(config: RunConfig) -> list[Release]:
     if config.dp_noise == "local":
         own = (clipped, "every client adds all of the noise itself")
         return [Release(adversary, client, seen, own) for adversary in Adversary]
-    single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
-    alone = [Release(adversary, client, single) for adversary in (Adversary.SERVER, Adversary.SERVER_AND_CLIENT)]
-    shared = (clipped, "the clients of the quorum add their shares of the noise")
+    shared: tuple[str, ...] = (clipped, "the clients of the quorum add their shares of the noise")
+    if config.secure_aggregation:
+        shared = (*shared, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")
+    alone = _seen_by_the_server(config, seen, shared)
     if _participation_hidden(config):
-        empty = (1 - config.participation) ** config.clients * config.rounds
+        few = f"no round has too few participants (probability {_probability_of_few(config) * config.rounds:.1g})"
         hidden = Composed(PoissonSampled(noise, _rate(config), participation_hidden=True), config.rounds)
         known = Unsupported("a client knows its own share of the noise and how many take part: use --sampling fixed")
         return [
             *alone,
             Release(Adversary.CLIENTS, client, known),
-            Release(Adversary.MODEL_HOLDER, client, hidden, (*shared, f"no round is empty (probability {empty:.1g})")),
+            Release(Adversary.MODEL_HOLDER, client, hidden, (*shared, few)),
         ]
-    curious = (*shared, "at most one curious client, who knows its own share of the noise")
     return [
         *alone,
-        Release(Adversary.CLIENTS, client, seen, curious),
+        Release(Adversary.CLIENTS, client, seen, (*shared, _ONE_CURIOUS)),
         Release(Adversary.MODEL_HOLDER, client, seen, shared),
     ]
+
+
+_ONE_CURIOUS = "at most one curious client, who knows its own share of the noise"
+
+
+def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...]) -> list[Release]:
+    """What single shares of noise are worth: nothing, unless the server sees sums only."""
+    both, client = (Adversary.SERVER, Adversary.SERVER_AND_CLIENT), Adjacency.CLIENT_ADD_REMOVE
+    if not config.secure_aggregation:
+        single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
+        return [Release(adversary, client, single) for adversary in both]
+    assumed = (*shared, *SUMS_ONLY)
+    if settled(config.quorum) < 1:
+        # The sum of those left out carries only their shares, and late uploads complete it.
+        late = "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)"
+        assumed = (*assumed, late)
+    if _participation_hidden(config):
+        own = Unsupported("a client knows its own share of the noise, the others' do not suffice: use --sampling fixed")
+        return [Release(both[0], client, seen, assumed), Release(both[1], client, own)]
+    return [Release(both[0], client, seen, assumed), Release(both[1], client, seen, (*assumed, _ONE_CURIOUS))]
+
+
+def _probability_of_few(config: RunConfig) -> float:
+    """How likely coins choose fewer clients than a round needs, so that some are added."""
+    least, rate = MIN_SUMMED if config.secure_aggregation else 1, config.participation
+    return sum(math.comb(config.clients, k) * rate**k * (1 - rate) ** (config.clients - k) for k in range(least))
 
 
 def _rate(config: RunConfig) -> float:
@@ -129,16 +199,15 @@ def _participation_hidden(config: RunConfig) -> bool:
     return config.sampling == "poisson" and config.dp_noise == "shared" and config.quorum == 1.0
 
 
-def _share(local: Local, deviation: float) -> float:
+def _share(config: RunConfig, participants: int, deviation: float) -> float:
     """The noise that one client adds, so that the sum over the round has the given standard deviation at least."""
-    config = local.config
     if config.dp_noise == "local":
         return deviation
-    minimum = math.ceil(local.participants * settled(config.quorum))
+    minimum = math.ceil(participants * settled(config.quorum))
     # A curious client knows the noise that it added itself: the others' must suffice. Not so where participation is
     # hidden: there the total must be the same whatever the number of participants.
     colluding = 0 if _participation_hidden(config) else min(1, minimum - 1)
-    return noise_share(deviation, local.participants, minimum, colluding).per_client
+    return noise_share(deviation, participants, minimum, colluding).per_client
 
 
 def _bit_noise(config: RunConfig) -> float:

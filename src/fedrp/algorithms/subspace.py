@@ -17,13 +17,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import NOTHING, Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.base import (
+    NOTHING,
+    Algorithm,
+    ClientState,
+    Local,
+    Participant,
+    Upload,
+    Vector,
+    stacked,
+    stated_range,
+)
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.algorithms.fedrp import resolve_projection
-from fedrp.algorithms.private import averaged, extra_numbers, privatised, releases, resolve_privacy
+from fedrp.algorithms.private import averaged, extra_numbers, largest, privatised, releases, resolve_privacy
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ProtocolError
-from fedrp.privacy.events import Adjacency, Adversary, NonPrivate, Unsupported
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection import make_projection
 from fedrp.secret import SecretKey
@@ -118,19 +128,22 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     return hmac.new(secret.reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
 
 
-def _aggregate(
-    config: RunConfig, previous: Vector | None, uploads: Sequence[Vector], weights: Sequence[float]
-) -> Vector:
-    if config.private:
-        return averaged(config, previous, uploads)
-    return FEDAVG.server_round(config, previous, uploads, weights)
+def _aggregate(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
+    return averaged(config, previous, mean, weight) if config.private else mean
+
+
+def _magnitude(config: RunConfig, previous: Vector | None, participants: int) -> float:
+    return (largest if config.private else stated_range)(config, previous, participants)
 
 
 def _releases(config: RunConfig) -> list[Release]:
     if config.private:
         return releases(config)
     gram = Unsupported("the server learns inner products of the clients' vectors; no differential privacy is claimed")
-    known = NonPrivate("who knows the matrix can read each client's step in the subspace")
+    known: Event = NonPrivate("who knows the matrix can read each client's step in the subspace")
+    if config.secure_aggregation:
+        gram = Unsupported("the server learns the norm of the mean step of a round; no differential privacy is claimed")
+        known = Unsupported("who knows the matrix can read the mean step, which is released without noise")
     return [
         Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, gram, ("the round keys are secret",)),
         Release(Adversary.SERVER_AND_CLIENT, Adjacency.CLIENT_ADD_REMOVE, known),
@@ -149,5 +162,6 @@ SUBSPACE: Algorithm = FEDAVG._replace(
     client_round=_round,
     client_finish=_finish,
     server_round=_aggregate,
+    magnitude=_magnitude,
     releases=_releases,
 )

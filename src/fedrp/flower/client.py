@@ -17,15 +17,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedrp import wire
-from fedrp.config import RunConfig
 from fedrp.errors import ConfigError, FedRPError, SiteError
 from fedrp.evaluate import score
 from fedrp.flower.envelope import HELLO, ROUND, answer, packet_of, place_of, refusal
 from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.models import Vector, built, layout_of
-from fedrp.sealing import Entropy, Identity, SystemEntropy
-from fedrp.secret import SecretKey
+from fedrp.roster import Roster, load_identity
+from fedrp.sealing import Entropy, SystemEntropy
 from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond
 from fedrp.simulate import resolved
 from fedrp.sitefolder import SiteFolder
@@ -89,20 +88,14 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientCon
     if "agreed" in node:
         require_agreed(_path(node, "agreed"), context.run_config)
     config, _ = run_settings(context.run_config)
-    index, identity = _who(node, config)
-    about = ClientContext(str(node.get("name", index)), index, config, node, context.run_config)
+    identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
+    about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
     task = load(about)
     config = resolved(config, layout_of(built(task.model)).size)
     device = torch.device(str(node.get("device", "cpu")))
-    bench = make_workbench(config, run, task.model, task.loss, device, _PROJECTION_MEMORY * 2**20)
+    bench = make_workbench(config, run, roster, task.model, task.loss, device, _PROJECTION_MEMORY * 2**20)
     folder = SiteFolder.open(_path(node, "state"), run)
     return _Desk(about, task, bench, Site(identity, entropy(about), examples(task.train)), folder)
-
-
-def _who(node: Values, config: RunConfig) -> tuple[int, Identity]:
-    """Which client this is, and its private key."""
-    index = int(node["partition-id"])
-    return index, Identity(SecretKey(bytes.fromhex(_path(node, "key").read_text())))
 
 
 def _path(node: Values, name: str) -> Path:
@@ -179,7 +172,9 @@ def _code(error: Exception) -> str:
 def _log_failure(error: Exception, node: Values) -> None:
     """Keep the reason at the site."""
     state = node.get("state")
-    if isinstance(state, str) and Path(state).is_dir():
+    if isinstance(state, str) and state:
         where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
         details = {"error": type(error).__name__, "reason": str(error), "where": where[-5:]}
+        with contextlib.suppress(OSError):
+            Path(state).mkdir(mode=0o700, parents=True, exist_ok=True)
         append_line(Path(state) / "failures.jsonl", {"event": "failure", **details})

@@ -6,6 +6,7 @@ normal case. Nothing depends on clocks being right: waiting is measured with the
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,10 +14,11 @@ from typing import NamedTuple
 from flwr.serverapp import Grid
 
 from fedrp import coordinator, wire
-from fedrp.coordinator import DEFAULT_QUORUM, Coordinator, Packets
+from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.flower.envelope import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
+from fedrp.secure_sum import needed as quorum_of
 from fedrp.serverfolder import ServerFolder
 from fedrp.wire import Kind
 
@@ -46,7 +48,7 @@ class Carrier:
     pacing: Pacing
     say: Say
     homes: dict[int, int] = field(default_factory=dict)  # client -> node
-    hellos: Packets = field(default_factory=dict)  # client -> its HELLO
+    newcomers: Packets = field(default_factory=dict)  # client -> its HELLO, until it is welcomed
     bytes_up: int = 0
     bytes_down: int = 0
     _online: frozenset[int] = frozenset()
@@ -114,6 +116,11 @@ class Carrier:
                 return Answers(replies, refused, frozenset(packets) - set(replies) - set(refused))
             time.sleep(self.pacing.poll)
 
+    def dismiss(self, client: int, why: object) -> None:
+        """Forget a client that cannot take part as it is; it is asked who it is again a little later."""
+        self.say(f"client {client} cannot take part: {why}")
+        self._later(self.homes.pop(client))
+
     def _look(self) -> None:
         """Notice who has come and gone, now and then; greet newcomers."""
         now = time.monotonic()
@@ -158,7 +165,7 @@ class Carrier:
             client = self._introduced(reply)
         except (RefusedError, WireError, ProtocolError) as error:
             self.say(f"node {node} is not a site of this run: {error}")
-            self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * _LOOK  # again a little later
+            self._later(node)
             return
         home = self.homes.get(client)
         if home is not None and home in self._online and home != node:
@@ -166,13 +173,16 @@ class Carrier:
             return
         self.homes[client] = node
 
+    def _later(self, node: int) -> None:
+        self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * _LOOK
+
     def _introduced(self, reply: bytes | RefusedError) -> int:
         """The client that a HELLO is from."""
         if isinstance(reply, RefusedError):
             raise reply
         for message in wire.messages_of(wire.decode(reply), Kind.HELLO):
             if (message.run, message.projection) == (self.run, self.projection) and message.sender < self.clients:
-                self.hellos[message.sender] = reply
+                self.newcomers[message.sender] = reply
                 return message.sender
         raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
 
@@ -184,53 +194,67 @@ def drive(grid: Grid, server: Coordinator, folder: ServerFolder, pacing: Pacing,
         QuorumError: too few sites for too long. Nothing is lost: drive again with the same folder.
     """
     carrier = Carrier(grid, server.run, server.tag, server.config.clients, pacing, say)
+    folder.report({**_about(server), "finished": False})
     if server.round:
         say(f"going on after round {server.round}")
     if server.round < server.config.rounds:
-        carrier.gather(pacing.min_clients or server.config.clients, pacing.start_timeout)
-        server = _set_up(server, carrier, folder)
+        server = _assembled(server, carrier, pacing.min_clients or server.config.clients)
+        server = _keys(server, carrier, folder)
     while server.round < server.config.rounds:
         server = _round(server, carrier, folder)
     _finish(server, carrier, folder)
     return server
 
 
-def _set_up(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
-    """The first keys, unless they are there already."""
-    if not server.algorithm.secret or server.round or {0, 1} <= server.dealt.keys():
-        return server
-    packets = coordinator.invite(server, carrier.hellos)
-    answers = carrier.exchange(ROUND, 0, packets, len(packets))
-    server = coordinator.take_keys(server, answers.replies)
-    if not {0, 1} <= server.dealt.keys():
-        raise QuorumError(f"the first round key was not dealt {_troubles(answers)}: run again with the same store")
-    folder.save(server)
+def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinator:
+    """The server once enough clients are there who agree on who takes part."""
+    while True:
+        carrier.gather(needed, carrier.pacing.start_timeout)
+        server = _welcomed(server, carrier)
+        if len(carrier.present()) >= needed:
+            return server
+
+
+def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
+    """The server with the clients that have said hello since. The most frequent roster is the run's."""
+    hellos, carrier.newcomers = carrier.newcomers, {}
+    digests = {client: wire.decode(packet)[0].payload.tobytes() for client, packet in hellos.items()}
+    counts = Counter(digests.values())
+    for client in sorted(hellos, key=lambda c: -counts[digests[c]]):
+        try:
+            server = coordinator.welcome(server, {client: hellos[client]})
+        except (WireError, ProtocolError) as error:
+            carrier.dismiss(client, error)
     return server
 
 
 def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
     began, up, down = time.monotonic(), carrier.bytes_up, carrier.bytes_down
     for attempt in range(1, carrier.pacing.attempts + 1):
-        opened, packets = coordinator.open_round(server)
-        needed = max(1, math.ceil(len(packets) * (server.config.quorum or DEFAULT_QUORUM)))
+        server, packets = coordinator.open_round(_welcomed(server, carrier))
+        asked = len(packets) - len(server.left_out)
+        needed = asked if server.left_out else quorum_of(server.config, len(packets))
         answers = carrier.exchange(ROUND, server.round + 1, packets, needed)
         try:
-            closed, report = coordinator.close_round(opened, answers.replies)
+            server, requests = coordinator.recover(server, answers.replies)
+            if requests:  # clients help to leave out one set of the others only: it must not be forgotten
+                folder.save(server)
+            corrections = carrier.exchange(ROUND, server.round + 1, requests, len(requests)).replies
+            server, report = coordinator.close_round(server, answers.replies, corrections)
             break
         except QuorumError as error:
-            folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": _troubles(answers)})
+            folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": str(error)})
             carrier.say(f"{error} {_troubles(answers)}; attempt {attempt} of {carrier.pacing.attempts}")
             if attempt == carrier.pacing.attempts:
                 raise
             time.sleep(min(_LONGEST_PAUSE, carrier.pacing.poll * 2**attempt))  # a full disk is not emptied at once
-            carrier.gather(needed, carrier.pacing.start_timeout)
-    folder.save(closed)
-    server = _next_key(closed, carrier, folder)
-    refused = {**answers.refused, **report.refused}
+            server = _assembled(server, carrier, needed)
+    folder.save(server)
+    server = _keys(server, carrier, folder)
     line = {
         "round": server.round,
         "participants": list(report.participants),
-        "refused": refused,
+        "refused": {**answers.refused, **report.refused},
         "absent": sorted(answers.absent),
         "bytes_up": carrier.bytes_up - up,
         "bytes_down": carrier.bytes_down - down,
@@ -242,24 +266,25 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
     return server
 
 
-def _next_key(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
-    """Have another client deal the next key, if its dealer dropped out: whoever is there, one after the other."""
-    for attempt in range(server.config.clients):
+def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
+    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out.
+
+    They are kept before anyone is sent one: a client takes only one key for a round.
+    """
+    for attempt in range(carrier.pacing.attempts * server.config.clients):
         packets = coordinator.request_key(server, attempt)
         if not packets:
             return server
-        if not set(packets) <= carrier.present():
-            continue
-        answers = carrier.exchange(ROUND, server.round, packets, 1)
-        try:
-            server = coordinator.take_keys(server, answers.replies)
-        except (WireError, ProtocolError) as error:
-            carrier.say(f"the key of round {server.round + 1} was refused: {error}")
-            continue
-        folder.save(server)
-    if coordinator.request_key(server, 0):
-        raise QuorumError(f"nobody dealt the key of round {server.round + 1}: run again with the same store")
-    return server
+        carrier.gather(1, carrier.pacing.start_timeout)
+        if set(packets) <= carrier.present():
+            answers = carrier.exchange(ROUND, server.round, packets, 1)
+            try:
+                server = coordinator.take_keys(server, answers.replies)
+            except (WireError, ProtocolError) as error:
+                carrier.say(f"the key of round {server.round + 1} was refused: {error}")
+                continue
+            folder.save(server)
+    raise QuorumError(f"nobody dealt the key of round {server.round + 1}: run again with the same store")
 
 
 def _finish(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> None:

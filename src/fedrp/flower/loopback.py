@@ -26,6 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from fedrp.errors import FedRPError
 from fedrp.flower.relay import Relay
+from fedrp.roster import entry_of, load_identity, merged, new_identity, write_roster
 from fedrp.status import statuses
 
 CONNECTION = "loopback"
@@ -145,7 +146,8 @@ class Loopback:
         self.certificates = make_certificates(self.root / "tls")
         for name in self.names:
             make_node_key(self._node_key(name))
-            _write_private(self.site_key(name), os.urandom(32).hex().encode())
+            new_identity(self.site_key(name), name)
+        write_roster(self.roster, merged(entry_of(load_identity(self.site_key(name))) for name in self.names))
         self._ports = {name: free_port() for name in ("superlink", *self.names)}
         address = f"{_HOST}:{self._ports['superlink']}"
         (self._home / "config.toml").write_text(
@@ -187,8 +189,8 @@ class Loopback:
     def node_config(self, name: str) -> dict[str, object]:
         """The settings of a site, as its SuperNode is given them."""
         return {
-            "partition-id": self.names.index(name),
             "key": str(self.site_key(name)),
+            "roster": str(self.roster),
             "state": str(self.site_state(name)),
         }
 
@@ -255,6 +257,11 @@ class Loopback:
     def site_key(self, name: str) -> Path:
         """The private key file of a site."""
         return self.root / f"{name}.key"
+
+    @property
+    def roster(self) -> Path:
+        """The roster file of all sites."""
+        return self.root / "roster.toml"
 
     def log_file(self, name: str) -> Path:
         """What a process printed."""
