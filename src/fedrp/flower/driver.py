@@ -24,7 +24,7 @@ from fedrp.wire import Kind
 
 Say = Callable[[str], None]
 
-_LOOK = 2.0  # seconds between two looks at who is online
+_LOOK = 2.0  # seconds between two looks at who is online, at most
 _LONGEST_PAUSE = 60.0  # seconds between two attempts at a round
 _TRIES = 3  # at one client in one exchange, if the way to it fails
 
@@ -55,6 +55,10 @@ class Carrier:
     _looked: float = -math.inf
     _greeted: dict[int, float] = field(default_factory=dict)  # node -> when
     _greetings: dict[str, int] = field(default_factory=dict)  # message -> node
+
+    @property
+    def _pause(self) -> float:
+        return min(_LOOK, 8 * self.pacing.poll)
 
     def present(self) -> frozenset[int]:
         """Clients that are online now."""
@@ -97,7 +101,7 @@ class Carrier:
                 tries[client] += 1
                 message_id = self._push(packets[client], self.homes[client], kind, round_)
                 if message_id is None:
-                    again[client] = time.monotonic() + _LOOK
+                    again[client] = time.monotonic() + self._pause
                     continue
                 waiting[message_id] = client
                 unsent.discard(client)
@@ -106,7 +110,7 @@ class Carrier:
                 if isinstance(reply, bytes):
                     replies[client] = reply
                 elif isinstance(reply, LostError):
-                    again[client] = time.monotonic() + _LOOK
+                    again[client] = time.monotonic() + self._pause
                     unsent.add(client)
                 else:
                     refused[client] = str(reply)
@@ -124,7 +128,7 @@ class Carrier:
     def _look(self) -> None:
         """Notice who has come and gone, now and then; greet newcomers."""
         now = time.monotonic()
-        if now - self._looked < min(_LOOK, 8 * self.pacing.poll):
+        if now - self._looked < self._pause:
             return
         self._looked = now
         self._online = frozenset(self.grid.get_node_ids())
@@ -174,7 +178,7 @@ class Carrier:
         self.homes[client] = node
 
     def _later(self, node: int) -> None:
-        self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * _LOOK
+        self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * self._pause
 
     def _introduced(self, reply: bytes | RefusedError) -> int:
         """The client that a HELLO is from."""
