@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -36,8 +37,10 @@ _PATIENCE = 120.0  # seconds until a process must be up, on a busy machine
 
 def quiet_environment(home: Path) -> dict[str, str]:
     """The environment of every Flower process that we start: it reports nothing home, fetches and installs nothing."""
+    programs = str(Path(sys.executable).parent)  # Flower's programs start each other by name
     return {
         **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -200,10 +203,12 @@ class Loopback:
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         process = self.flwr("run", str(app), CONNECTION, "--stream", "--run-config", overrides)
         self._processes["run"] = process
-        try:
-            yield (line.decode(errors="replace").rstrip() for line in process.stdout or ())
-        finally:
-            self.kill("run")
+        with process:
+            try:
+                yield (line.decode(errors="replace").rstrip() for line in process.stdout or ())
+            finally:
+                if "run" in self._processes:
+                    self.kill("run")
 
     def transport_bytes(self) -> tuple[int, int]:
         """What has passed between sites and SuperLink, up and down: TLS and HTTP, polling and heartbeats included."""
@@ -229,18 +234,20 @@ class Loopback:
     def kill(self, name: str) -> None:
         """End a site or the SuperLink at once, with all that it started, as a power cut would."""
         process = self._processes.pop(name)
-        _signal(process, signal.SIGKILL)
+        _end(_family(process), signal.SIGKILL)
         process.wait()
+
+    def alive(self, name: str) -> bool:
+        """Whether a process is there."""
+        return name in self._processes and self._processes[name].poll() is None
 
     def stop(self) -> None:
         """End everything."""
+        family = [member for process in self._processes.values() for member in _family(process)]
+        _end(family, signal.SIGTERM)
+        _, left = psutil.wait_procs(family, timeout=10)
+        _end(left, signal.SIGKILL)
         for process in self._processes.values():
-            _signal(process, signal.SIGTERM)
-        end = time.monotonic() + 10
-        for process in self._processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, end - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # whatever is left of its group
             process.wait()
         self._processes.clear()
         for cable in self.cables.values():
@@ -299,7 +306,15 @@ def _listens(port: int) -> bool:
         return probe.connect_ex((_HOST, port)) == 0
 
 
-def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Send a signal to a process and all that it started: they are a group of their own."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+def _family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """A process that we started and all that it started, also those that it detached."""
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(process.pid)
+        return [first, *first.children(recursive=True)]
+    return []
+
+
+def _end(family: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(number)
