@@ -95,6 +95,9 @@ def small(pictures: Path) -> list[object]:
         (["--workers=0"], CONFIG, "workers=0"),
         (["--participation=0"], CONFIG, "participation=0.0"),
         (["--seed=-5"], CONFIG, "seed=-5"),
+        (["--secure-aggregation", "--algorithm=fwc"], CONFIG, "'fwc' sends nothing"),
+        (["--secure-aggregation", "--clients=2"], CONFIG, "2 participants a round are too few"),
+        (["--sealing=rot13"], CONFIG, "unknown sealing 'rot13'"),
         (["--resume"], CONFIG, "--resume needs --out"),
         (["--out=/proc/nothing/here"], CONFIG, "cannot write to /proc/nothing/here"),
         (["nowhere.toml"], CONFIG, "cannot read the config file nowhere.toml"),
@@ -204,6 +207,17 @@ def test_json_is_one_object_on_stdout_with_all_keys(name: str, ask: Ask, small: 
     assert (result["bytes_up"] > 0) == ALGORITHMS[name].exchanges
     assert (result["epsilon"] is not None) == (name == "fedavg-dp")
     assert [line.split(":")[0] for line in answer.err.splitlines()] == [f"{name} round {i}/2" for i in (1, 2)]
+
+
+def test_masks_are_switched_on_and_off_like_every_other_setting(ask: Ask, small: list[object]) -> None:
+    Path("masked.toml").write_text("secure-aggregation = true\nalgorithm = 'fedrp-subspace'\n")
+    for options, on in [((), True), (("--no-secure-aggregation",), False), (("--secure-aggregation",), True)]:
+        answer = ask("run", "masked.toml", *small, *options, "--json")
+        assert json.loads(answer.out)["secure_aggregation"] is on
+    answer = ask(
+        "compare", "masked.toml", *small, "--algorithms=fedavg,fwc", "--json"
+    )  # what sends nothing is not masked
+    assert [run["secure_aggregation"] for run in json.loads(answer.out)["runs"]] == [True, False]
 
 
 def test_bytes_of_the_published_settings(ask: Ask, small: list[object], pictures: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.masks import Masker
 from fedrp.privacy.events import Adversary
+from fedrp.result import RoundRecord
 from fedrp.secret import SecretKey
 from fedrp.secure_sum import Call
 from fedrp.silo import Silo
@@ -100,7 +102,7 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
 def maskers(run: Federation, clients: tuple[int, ...], **changes: object) -> dict[int, Masker]:
     call = Call(clients, (1,) * len(clients))
     made = {
-        c: Masker(run.sites[c].identity, run.roster, c, run.run, 1, call, SecretKey(b"round key".ljust(32)))
+        c: Masker(run.sites[c].identity, run.roster, c, run.run, 1, call, b"", SecretKey(b"round key".ljust(32)))
         for c in clients
     }
     return {c: dataclasses.replace(masker, **changes) for c, masker in made.items()}
@@ -123,6 +125,7 @@ def test_masks_cancel_in_the_sum_of_all_and_in_no_other() -> None:
     [
         {"run": bytes(16)},
         {"round": 2},
+        {"heard": b"another aggregate"},
         {"round_key": None},
         {"round_key": SecretKey(bytes(32))},
         {"call": Call((0, 1, 2), (1, 1, 2))},
@@ -168,6 +171,23 @@ def test_with_dropouts_a_run_ends_well_and_repeats(name: str, task: Task) -> Non
     assert max(dropped) >= 2
     assert 1 not in dropped  # never a sum without a single client
     assert simulate(config, task).model.tobytes() == result.model.tobytes()
+
+
+def test_stopped_after_any_round_a_masked_run_resumes_to_the_same_end(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedrp-subspace", clients=9, rounds=4, dropout=0.15, seed=5, secure_aggregation=True)
+    config = dataclasses.replace(config, weighting="samples", sealing="hybrid")
+    undisturbed = simulate(config, task)
+    for last in (1, 3):
+
+        def stop(record: RoundRecord, last: int = last) -> None:
+            if record.round == last:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            simulate(config, task, out=tmp_path / str(last), on_round=stop)
+        resumed = simulate(config, task, out=tmp_path / str(last), resume=True)
+        assert resumed.model.tobytes() == undisturbed.model.tobytes()
+        assert [record.traffic for record in resumed.records] == [record.traffic for record in undisturbed.records]
 
 
 def test_the_sum_of_those_who_came_is_exact() -> None:
@@ -388,11 +408,48 @@ def test_different_lists_to_different_survivors_give_it_nothing() -> None:
     assert not near(exposed, true[6])
     assert np.mean(np.abs((exposed - true[6]).view(np.int32)) < 2**24) < 0.1  # uniform
 
-    made = maskers(run, tuple(range(7)), round_key=None)  # the attack is real: without the inner masks it would work
+    made = maskers(
+        run, tuple(range(7)), round_key=None, heard=b""
+    )  # the attack is real: without the inner masks it would work
     bare = [
         m._added(np.zeros(len(true[6]), np.uint32), (p, 6), b"upload") for (c, p) in pairs.items() for m in [made[c]]
     ]
     assert near(uploads[6] + np.sum(bare, axis=0, dtype=np.uint32), true[6])
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_clients_that_were_sent_different_aggregates_are_not_summed(name: str) -> None:
+    """Else it could send all but one a model whose update it knows, and would find the update of the one in the sum."""
+    run = secure(name, clients=6, rounds=3)
+    run.round()
+    packets = run.open()
+    false = [
+        dataclasses.replace(m, payload=m.payload + np.float32(1e-3)) if m.kind is Kind.AGGREGATE else m
+        for m in wire.decode(packets[2])
+    ]
+    uploads = run.deliver({**packets, 2: wire.encode(false)})
+    total = np.sum([words(wire.encode(wire.decode(u)[:1])) for u in uploads.values()], axis=0, dtype=np.uint32)
+    honest = run.deliver(packets)[3]
+    assert honest == uploads[3]
+    assert np.mean(np.abs(total.view(np.int32)) < 2**28) < 0.6  # uniform, where a sum would be near zero
+
+
+def test_what_a_client_heard_is_the_same_for_all_who_were_told_the_same() -> None:
+    """Also for one that came late, one that was away, and one that had to rebuild its model."""
+    run = secure("fedrp-subspace", clients=7, rounds=6)
+    for away in ({6, 1}, {6, 1}, {6, 2}, set()):
+        packets = run.open()
+        run.close(run.deliver({c: packet for c, packet in packets.items() if c not in away}))
+        for attempt in range(7):
+            for stand_in, wanted in coordinator.request_key(run.server, attempt).items():
+                run.server = coordinator.take_keys(run.server, {stand_in: run.answer(stand_in, wanted)})
+    assert len({silo.heard for silo in run.silos.values()}) == 1
+    run.silos[3] = dataclasses.replace(
+        run.silos[3], state=run.silos[3].state._replace(model=run.silos[3].state.model + 1)
+    )
+    assert 3 not in run.round().participants
+    assert 3 in run.round().participants
+    assert len({silo.heard for silo in run.silos.values()}) == 1
 
 
 def test_a_recovery_that_not_all_survivors_answer_gives_nothing() -> None:

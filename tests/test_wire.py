@@ -113,8 +113,8 @@ def test_any_single_flipped_bit_is_refused() -> None:
 
 
 def test_another_version_is_refused_and_says_so() -> None:
-    with pytest.raises(WireError, match=r"version 2, this is version 1.*upgrade"):
-        wire.decode(tampered(upload(), 3, b"\x02"))
+    with pytest.raises(WireError, match=r"version 3, this is version 2.*upgrade"):
+        wire.decode(tampered(upload(), 3, b"\x03"))
 
 
 @pytest.mark.parametrize("count", [4, 2**31 - 1, 2**31, 2**32 - 1])

@@ -19,9 +19,9 @@ _CHUNK = 1 << 18  # numbers; the mask of one pair need never be held whole
 class Masker:
     """One client in one round.
 
-    Guarantees: two clients that were told the same run, round, roster and participants share masks that cancel; any
-    difference makes them unrelated. The round key, where there is one, is mixed in: it is fresh in every run, and with
-    hybrid sealing nobody who breaks X25519 later can take the masks off.
+    Guarantees: two clients that were told the same run, round, roster, participants and aggregates share masks that
+    cancel; any difference makes them unrelated. The round key, where there is one, is mixed in: it is fresh in every
+    run, and with hybrid sealing nobody who breaks X25519 later can take the masks off.
     """
 
     identity: Identity
@@ -30,6 +30,7 @@ class Masker:
     run: bytes
     round: int
     call: Call
+    heard: bytes  # digest of the aggregates that its model rests on
     round_key: SecretKey | None
 
     def masked(self, words: Words) -> Words:
@@ -63,6 +64,7 @@ class Masker:
         scene = hashlib.sha256(
             struct.pack("<16sI32sII", self.run, self.round, self.roster.digest, *pair)
             + hashlib.sha256(self.call.payload().tobytes()).digest()
+            + hashlib.sha256(self.heard).digest()
             + purpose
         ).digest()
         salt = self.round_key.derive("masks") if self.round_key else None

@@ -72,19 +72,10 @@ class Roster:
     def load(cls, path: Path) -> "Roster":
         """Read a roster file; every stored fingerprint must be that of what it stands for."""
         content = _read(path)
-        _require_keys(path, content, {"fingerprint", "silo"})
-        entries = content.get("silo")
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise ConfigError(f"{path} is not a roster: it has no [[silo]] entries")
         try:
-            roster = cls(tuple(_member(path, entry) for entry in entries))
+            return _roster(content)
         except ConfigError as error:
-            raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-        if "fingerprint" not in content:
-            raise ConfigError(f"{path} has no fingerprint of the whole: the file is cut off, or was edited by hand")
-        if content["fingerprint"] != roster.fingerprint:
-            raise ConfigError(f"{path}: the fingerprint is not that of these silos: make it with 'fedrp roster make'")
-        return roster
+            raise ConfigError(f"{path}: {error}") from None
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -153,11 +144,11 @@ def load_identity(path: Path) -> Identity:
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"others may read the key file {path} (mode {stat.S_IMODE(mode):o}): chmod 600 it")
     content = _read(path, quoting=False)
-    _require_keys(path, content, {"name", "secret"})
-    name, secret = content.get("name"), content.get("secret")
-    if not isinstance(name, str) or not isinstance(secret, str) or not re.fullmatch(r"[0-9a-f]{64}", secret):
+    name, secret = content.pop("name", None), content.pop("secret", None)
+    whole = isinstance(secret, str) and re.fullmatch(r"[0-9a-f]{64}", secret)
+    if content or not whole or not isinstance(name, str):
         raise ConfigError(f"{path} is not a key file: make one with 'fedrp keys new'")
-    return Identity(SecretKey(bytes.fromhex(secret)), name)
+    return Identity(SecretKey(bytes.fromhex(str(secret))), name)
 
 
 def write_roster(path: Path, roster: Roster) -> None:
@@ -180,26 +171,39 @@ def _read(path: Path, quoting: bool = True) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML" + (f": {error}" if quoting else "")) from None
 
 
-def _require_keys(path: Path, content: dict[str, Any], known: set[str]) -> None:
+def _require_fields(content: dict[str, Any], known: set[str]) -> None:
     for key in content:
         if key not in known:
-            raise ConfigError(f"{path}: unknown field '{key}'; known: {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown field '{key}'; known: {', '.join(sorted(known))}")
 
 
-def _member(path: Path, entry: dict[str, Any]) -> Member:
-    _require_keys(path, entry, {"name", "fingerprint", *PublicKeys._fields})
+def _roster(content: dict[str, Any]) -> Roster:
+    _require_fields(content, {"fingerprint", "silo"})
+    entries = content.get("silo")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError("not a roster, it has no [[silo]] entries")
+    roster = Roster(tuple(_member(entry) for entry in entries))
+    if "fingerprint" not in content:
+        raise ConfigError("no fingerprint of the whole: make it with 'fedrp roster make'")
+    if content["fingerprint"] != roster.fingerprint:
+        raise ConfigError("the fingerprint is not that of these silos: cut off or edited, get the file again")
+    return roster
+
+
+def _member(entry: dict[str, Any]) -> Member:
+    _require_fields(entry, {"name", "fingerprint", *PublicKeys._fields})
     name = entry.get("name")
     if not isinstance(name, str):
-        raise ConfigError(f"{path}: a silo has no name")
+        raise ConfigError("a silo has no name")
     keys = {}
     for field in PublicKeys._fields:
         text = entry.get(field, "")
         if not isinstance(text, str) or not re.fullmatch(r"([0-9a-f]{2})*", text):
-            raise ConfigError(f"{path}: {field} of silo '{name}' is not hexadecimal")
+            raise ConfigError(f"{field} of silo '{name}' is not hexadecimal")
         keys[field] = bytes.fromhex(text)
     member = Member(name, PublicKeys(**keys))
     if entry.get("fingerprint") != member.fingerprint:
-        raise ConfigError(f"{path}: the fingerprint of silo '{name}' is not that of its keys: get its entry again")
+        raise ConfigError(f"the fingerprint of silo '{name}' is not that of its keys: get its entry again")
     return member
 
 

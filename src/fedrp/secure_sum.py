@@ -7,7 +7,8 @@ the sum of its masks towards E, itself masked by fresh pairwise masks within S: 
 
 **The rules that every client keeps**, whatever the server says, in memory that outlives its process:
 
-1. One list P per round, of pinned silos, itself among them. Asked again, it sends the same bytes. Masks depend on P.
+1. One list P per round, of pinned silos, itself among them. Asked again, it sends the same bytes. Masks depend on P,
+   and on the aggregates and the round key that the client was sent: those who were told anything else are not summed.
 2. One set E per round. Asked again, it sends the same bytes. The masks of the recovery depend on E.
 3. |E| >= 2, |S| >= 3, |S| > |P| / 2, and S is not below the quorum.
 
@@ -26,10 +27,11 @@ Why each rule: with |E| = 1 the late upload of the one left out would be exposed
 left out. Without masks within S, a server could tell the survivors in pairs "your partner and k are missing"; the
 answers would add up to the masks of k alone. With |S| <= |P| / 2, two recoveries could single out who is in neither.
 
-**What a server can still do.** Choose who takes part, and stop the run. With c clients on its side it learns these sums
-less the vectors of the c, so |E| >= c + 2 and |S| > (|P| + c) / 2 would be needed for the same statement. Vectors of
-different rounds are different vectors: what their sums tell together is a matter of differential privacy. A client that
-is set back to an older state, or takes part in two runs of the same id, breaks rules 1 and 2.
+**What a server can still do.** Choose who takes part, send all of them the same false aggregate, and stop the run. With
+c clients on its side it learns these sums less the vectors of the c, so |E| >= c + 2 and |S| > (|P| + c) / 2 would be
+needed for the same statement. Vectors of different rounds are different vectors: what their sums tell together is a
+matter of differential privacy. A client that is set back to an older state, or takes part in two runs of the same id,
+breaks rules 1 and 2.
 
 **Numbers.** A client's number, cut off at +-bound, times its weight, is rounded to a multiple of the grid step
 
@@ -71,7 +73,7 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, payload: npt.NDArray[np.generic]) -> "Call":
         """The inverse of `payload`."""
-        numbers = _numbers(payload)
+        numbers = clients_of(payload)
         half = len(numbers) // 2
         return cls(numbers[:half], numbers[half:])
 
@@ -167,15 +169,11 @@ def decode(total: Words, weight: float, step: float) -> Vector:
     return result
 
 
-def _numbers(payload: npt.NDArray[np.generic]) -> tuple[int, ...]:
+def clients_of(payload: npt.NDArray[np.generic]) -> tuple[int, ...]:
+    """A list of clients (or other whole numbers), as it was sent."""
     if payload.dtype != np.dtype("<u4"):
         raise WireError(f"expected whole numbers, got {payload.dtype}")
     return tuple(int(number) for number in payload.view(np.uint32))
-
-
-def clients_of(payload: npt.NDArray[np.generic]) -> tuple[int, ...]:
-    """A list of clients, as it was sent."""
-    return _numbers(payload)
 
 
 def _increasing(numbers: tuple[int, ...]) -> bool:

@@ -6,11 +6,13 @@ together. It opens sealed round keys only while it works; what it keeps are the 
 
 import dataclasses
 import functools
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fedrp import secure_sum, wire
@@ -52,6 +54,7 @@ class Silo:
     state: ClientState | None = None
     envelopes: Mapping[int, Envelope] = field(default_factory=dict)
     call: Call | None = None  # of the last round, where uploads are masked
+    heard: bytes = b""  # digest of the aggregates that its last masked upload rests on
     left_out: tuple[int, ...] = ()  # in the recovery of the last round that it helped in; empty for none
     cut: int = 0  # how many numbers were beyond the range of masked uploads, in all rounds
     reply: bytes = b""  # to the last round, to be sent again if that is asked for again
@@ -65,6 +68,7 @@ class Silo:
             "since": self.since,
             "envelopes": envelopes,
             "call": self.call and [list(self.call.clients), list(self.call.weights)],
+            "heard": self.heard.hex(),
             "left_out": list(self.left_out),
             "cut": self.cut,
         }
@@ -75,15 +79,16 @@ class Silo:
         envelopes = {int(r): Envelope(d, bytes.fromhex(s)) for r, (d, s) in record["envelopes"].items()}
         call = Call(*map(tuple, record["call"])) if record["call"] else None
         return cls(
-            record["client"],
-            record["round"],
-            record["since"],
-            state,
-            envelopes,
-            call,
-            tuple(record["left_out"]),
-            record["cut"],
-            reply,
+            index=record["client"],
+            round=record["round"],
+            since=record["since"],
+            state=state,
+            envelopes=envelopes,
+            call=call,
+            heard=bytes.fromhex(record["heard"]),
+            left_out=tuple(record["left_out"]),
+            cut=record["cut"],
+            reply=reply,
         )
 
 
@@ -334,8 +339,23 @@ def _masked(
             "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
             *(silo.index, round_, cut, vector.size, bound),
         )
-    masked = _masker(bench, silo, site, round_, call).masked(words)
-    return dataclasses.replace(silo, call=call, cut=silo.cut + cut), masked
+    silo = dataclasses.replace(silo, call=call, heard=_heard(bench, silo, inbox, round_), cut=silo.cut + cut)
+    return silo, _masker(bench, silo, site, round_, call).masked(words)
+
+
+def _heard(bench: Workbench, silo: Silo, inbox: list[Message], round_: int) -> bytes:
+    """A digest of what a client's model in a round rests on: every aggregate, or the latest where it replaces all.
+
+    Were clients with different models summed, a lying server could send all but one of them a model whose update it
+    knows, and would find the update of the one in the sum.
+    """
+    every = bench.algorithm.catch_up == "all"
+    digest = silo.heard if every and silo.since else b""
+    for past in range(silo.since if every else round_ - 1, round_):
+        aggregate = _aggregate(bench, inbox, past)
+        if aggregate is not None:
+            digest = hashlib.sha256(digest + np.ascontiguousarray(aggregate, "<f4").tobytes()).digest()
+    return digest
 
 
 def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:
@@ -354,7 +374,7 @@ def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tu
 
 def _masker(bench: Workbench, silo: Silo, site: Site, round_: int, call: Call) -> Masker:
     key = _open(bench, silo, site, round_)
-    return Masker(site.identity, bench.roster, silo.index, bench.run, round_, call, key)
+    return Masker(site.identity, bench.roster, silo.index, bench.run, round_, call, silo.heard, key)
 
 
 def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientState:

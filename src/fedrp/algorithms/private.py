@@ -146,15 +146,17 @@ def releases(config: RunConfig) -> list[Release]:
     shared: tuple[str, ...] = (clipped, "the clients of the quorum add their shares of the noise")
     if config.secure_aggregation:
         shared = (*shared, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")
+    if config.sampling == "poisson":
+        few = _probability_of_few(config) * config.rounds
+        shared = (*shared, f"no round has too few participants (probability {few:.1g})")
     alone = _seen_by_the_server(config, seen, shared)
     if _participation_hidden(config):
-        few = f"no round has too few participants (probability {_probability_of_few(config) * config.rounds:.1g})"
         hidden = Composed(PoissonSampled(noise, _rate(config), participation_hidden=True), config.rounds)
         known = Unsupported("a client knows its own share of the noise and how many take part: use --sampling fixed")
         return [
             *alone,
             Release(Adversary.CLIENTS, client, known),
-            Release(Adversary.MODEL_HOLDER, client, hidden, (*shared, few)),
+            Release(Adversary.MODEL_HOLDER, client, hidden, shared),
         ]
     return [
         *alone,
