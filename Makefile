@@ -4,10 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint types results bench clean
+.PHONY: help setup demo demo-flower test test-all lint types results bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Create the virtual environment with the tested versions
 
@@ -21,6 +21,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Train FedRP and its comparison partners on the bundled data, under 3 minutes
 	@rm -rf runs/demo
 	@$(BIN)/fedrp compare examples/demo.toml
+
+demo-flower: $(READY) ## The same algorithm on a real Flower deployment of three sites on this machine, TLS and all
+	@$(BIN)/python scripts/demo_flower.py
 
 test: $(READY) lint types ## Lint, strict types and all tests but the slow ones
 	@$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"

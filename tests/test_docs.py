@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -71,6 +73,64 @@ def test_commands_and_options_exist(page: str, line: str) -> None:
     for word in words:
         if word.startswith("--"):
             assert word.split("=")[0] in known, f"{page}: no option '{word}' in '{line}'"
+
+
+# --- deployment ------------------------------------------------------------------------------------------------------
+
+PROGRAMS = [("flower-superlink",), ("flower-supernode",), ("flwr", "run"), ("flwr", "supernode", "register")]
+
+
+def flower_commands() -> list[str]:
+    """Every line of docs/deploy.md and of the service files that starts a Flower program."""
+    lines = [line for block in blocks(ROOT / "docs" / "deploy.md", "sh") for line in block.splitlines()]
+    for unit in (ROOT / "deploy").glob("*.service"):
+        joined = unit.read_text().replace("\\\n", " ")
+        lines += [line.removeprefix("ExecStart=/opt/fedrp/bin/") for line in joined.splitlines()]
+    return [line for line in lines if line.startswith(("flower-", "flwr "))]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=" ".join)
+def test_options_of_flower_programs_exist(program: tuple[str, ...], tmp_path: Path) -> None:
+    from fedrp.flower.loopback import quiet_environment
+
+    used = [line for line in flower_commands() if tuple(shlex.split(line))[: len(program)] == program]
+    assert used
+    arguments = [str(Path(sys.executable).parent / program[0]), *program[1:], "--help"]
+    environment = {**quiet_environment(tmp_path), "COLUMNS": "200", "TERM": "dumb"}
+    shown = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120).stdout
+    for line in used:
+        for word in shlex.split(line):
+            if word.startswith("--"):
+                assert word in shown, f"{' '.join(program)} has no option {word}: '{line}'"
+
+
+def test_every_flower_command_of_the_docs_is_checked() -> None:
+    for line in flower_commands():
+        assert any(tuple(shlex.split(line))[: len(program)] == program for program in PROGRAMS), line
+
+
+def test_settings_files_have_the_switches_that_keep_flower_quiet() -> None:
+    from fedrp.flower.loopback import quiet_environment
+
+    switches = {
+        n: v for n, v in quiet_environment(Path("/var/lib/fedrp/flwr")).items() if n.startswith(("FLWR", "RAY"))
+    }
+    lines = (ROOT / "deploy" / "flower.env").read_text().splitlines()
+    assert dict(line.split("=", 1) for line in lines if not line.startswith("#")) == switches
+    container = (ROOT / "deploy" / "Containerfile").read_text()
+    assert all(f"{name}={value}" in container for name, value in switches.items())
+
+
+def test_the_keys_of_the_docs_are_those_of_the_example_and_the_code() -> None:
+    import tomllib
+
+    from fedrp.flower.settings import Pacing, run_settings
+
+    app = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
+    run_settings(app["tool"]["flwr"]["app"]["config"])
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    for name in set(Pacing.__annotations__) - {"poll"}:
+        assert f"| `{name.replace('_', '-')}` |" in text
 
 
 def test_every_algorithm_and_family_is_described() -> None:

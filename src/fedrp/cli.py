@@ -337,6 +337,24 @@ def _print_roster(shown: Any) -> None:
     print(f"roster{' ' * 25}{shown.fingerprint}")
 
 
+# --- deployment ----------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per run")
+def status(folder: Path, as_json: bool) -> None:
+    """How a deployed run is doing: FOLDER is the state folder of a site, or the store of a server."""
+    from fedrp.status import statuses
+
+    for place, run in enumerate(statuses(folder)):
+        if as_json:
+            print(json.dumps(run))
+            continue
+        lines = [f"{name:<14} {value}" for name, value in run.items()]
+        print("\n".join(([""] if place else []) + lines))
+
+
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 

@@ -35,13 +35,19 @@ class QuorumError(ProtocolError):
     """Too few clients answered in a round; nothing is lost, the round can be repeated."""
 
 
+class DivergenceError(FedRPError):
+    """Training produced a value that is not finite."""
+
+    exit_code = 6
+
+
 class PrivacyError(FedRPError):
     """A promise about privacy cannot be kept, or was measured not to hold."""
 
     exit_code = 7
 
 
-class DivergenceError(FedRPError):
-    """Training produced a value that is not finite."""
+class SiteError(FedRPError):
+    """A party's own folder cannot be read or written: a full disk, a damaged or foreign file, another process."""
 
-    exit_code = 6
+    exit_code = 8

@@ -4,7 +4,6 @@ A checkpoint is a folder that appears by a rename, complete or not at all. Metri
 checkpoint; on resuming, lines beyond the checkpoint are dropped.
 """
 
-import dataclasses
 import json
 import os
 import shutil
@@ -12,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedrp.config import RunConfig, to_json
-from fedrp.coordinator import Coordinator, Dealt
+from fedrp.coordinator import Coordinator
 from fedrp.errors import ConfigError, DataError
 from fedrp.host import Hosts
 from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
+from fedrp.serverfolder import packed_server, unpacked_server
 
 _PREFIX = "round-"
 
@@ -68,7 +68,7 @@ class RunFolder:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         hosts.save(partial)
-        _save_server(server, partial / "server.safetensors")
+        (partial / "server.safetensors").write_bytes(packed_server(server))
         partial.rename(target)
         for old in self._checkpoints.glob(f"{_PREFIX}*"):
             if old != target:
@@ -80,7 +80,7 @@ class RunFolder:
         if checkpoint is None:
             raise DataError(f"{self.root} holds no complete checkpoint")
         try:
-            server = _load_server(server, checkpoint / "server.safetensors")
+            server = unpacked_server(server, checkpoint / "server.safetensors")
             hosts.load(checkpoint)
             lines = self._metrics_file.read_text().splitlines()[: server.round]
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
@@ -128,34 +128,3 @@ def _write_atomically(path: Path, text: str) -> None:
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(text)
     os.replace(partial, path)
-
-
-def _save_server(server: Coordinator, path: Path) -> None:
-    arrays = {str(round_): aggregate for round_, aggregate in server.aggregates.items()}
-    dealt = {round_: [d.dealer, [e.hex() for e in d.envelopes]] for round_, d in server.dealt.items()}
-    state = {
-        "round": server.round,
-        "last_seen": server.last_seen,
-        "differing": sorted(server.differing),
-        "dealt": dealt,
-        "roster": server.roster.hex(),
-        "weights": server.weights,
-    }
-    save_file(arrays, path, {"state": json.dumps(state)})
-
-
-def _load_server(server: Coordinator, path: Path) -> Coordinator:
-    with safe_open(path, framework="numpy") as file:
-        state = json.loads(file.metadata()["state"])
-        aggregates = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    dealt = {int(r): Dealt(dealer, tuple(map(bytes.fromhex, e))) for r, (dealer, e) in state["dealt"].items()}
-    return dataclasses.replace(
-        server,
-        round=state["round"],
-        last_seen=tuple(state["last_seen"]),
-        differing=frozenset(state["differing"]),
-        aggregates=aggregates,
-        dealt=dealt,
-        roster=bytes.fromhex(state["roster"]),
-        weights=tuple(state["weights"]),
-    )

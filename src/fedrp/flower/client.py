@@ -1,0 +1,180 @@
+"""The ClientApp: a packet in, a packet out, and in between the state of the site, read from disk and written back.
+
+Every message may find a new process, so nothing lives in memory between two. The new state is on the disk before the
+reply leaves: a client that is killed at any moment does no round twice, and sends the reply that it has already made.
+Whatever goes wrong, the server is told a bare code; the site's own log has the rest.
+"""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedrp import wire
+from fedrp.errors import ConfigError, FedRPError, SiteError
+from fedrp.evaluate import score
+from fedrp.flower.envelope import HELLO, ROUND, answer, packet_of, place_of, refusal
+from fedrp.flower.settings import Values, require_agreed, run_settings
+from fedrp.flower.task import ClientContext, Load, LocalTask
+from fedrp.models import Vector, built, layout_of
+from fedrp.roster import Roster, load_identity
+from fedrp.sealing import Entropy, SystemEntropy
+from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond
+from fedrp.simulate import resolved
+from fedrp.sitefolder import SiteFolder
+from fedrp.status import append_line
+from fedrp.task import examples
+from fedrp.wire import Kind
+
+_PROJECTION_MEMORY = 4096  # MB, the default of `Speed.projection_memory`
+
+
+def client_app(load: Load) -> ClientApp:
+    """A ClientApp for the task that `load` gives at each site. Its secrets come from the operating system."""
+    return make_client_app(load, lambda _: SystemEntropy())
+
+
+def make_client_app(load: Load, entropy: Callable[[ClientContext], Entropy]) -> ClientApp:
+    """A ClientApp with a given source of secrets.
+
+    For tests that compare with the simulator, whose secrets derive from a public seed. Nothing in a run config or node
+    config leads here: a deployed app says `client_app`.
+    """
+    app = ClientApp()
+
+    def reply_to(question: Message, context: Context) -> Message:
+        try:
+            return answer(_reply(question, context, load, entropy), question)
+        except Exception as error:  # its text must not reach the server, which Flower would send it to
+            _log_failure(error, context.node_config)
+            return refusal(_code(error), question)
+
+    app.query()(reply_to)
+    app.train()(reply_to)
+    app.evaluate()(reply_to)
+    return app
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """A client at work on one message."""
+
+    context: ClientContext
+    task: LocalTask
+    bench: Workbench
+    site: Site
+    folder: SiteFolder
+
+
+def _reply(question: Message, context: Context, load: Load, entropy: Callable[[ClientContext], Entropy]) -> bytes:
+    packet, (run, round_) = packet_of(question), place_of(question)
+    desk = _desk(run, context, load, entropy)
+    with desk.folder.lock():
+        kind = question.metadata.message_type
+        if kind == HELLO:
+            return hello(desk.bench, desk.context.index, desk.site)
+        return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
+
+
+def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientContext], Entropy]) -> _Desk:
+    """All that the client needs to work on a message of a run."""
+    node = context.node_config
+    if "agreed" in node:
+        require_agreed(_path(node, "agreed"), context.run_config)
+    config, _ = run_settings(context.run_config)
+    identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
+    about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
+    task = load(about)
+    config = resolved(config, layout_of(built(task.model)).size)
+    device = torch.device(str(node.get("device", "cpu")))
+    bench = make_workbench(config, run, roster, task.model, task.loss, device, _PROJECTION_MEMORY * 2**20)
+    folder = SiteFolder.open(_path(node, "state"), run)
+    return _Desk(about, task, bench, Site(identity, entropy(about), examples(task.train)), folder)
+
+
+def _path(node: Values, name: str) -> Path:
+    value = node.get(name)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"the node config has no {name}: give it with --node-config '{name}=\"PATH\" ...'")
+    return Path(value)
+
+
+def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
+    """Take part in a round, or deal a key. The new state is kept before the reply leaves."""
+    began = time.monotonic()
+    silo, reply = _answered(desk, desk.folder.load(desk.context.index), packet, round_)
+    desk.folder.save(silo)
+    calls = wire.messages_of(wire.decode(packet), Kind.ROUND)
+    changes = {"round": silo.round, **({"participants": calls[-1].weight} if calls else {})}
+    _note(desk, "round", packet, reply, {**changes, "seconds": round(time.monotonic() - began, 3)})
+    return reply
+
+
+def _answered(desk: _Desk, silo: Silo, packet: bytes, round_: int) -> tuple[Silo, bytes]:
+    if desk.bench.algorithm.exchanges:
+        ((silo, reply),) = respond(desk.bench, [silo], [desk.site], [packet])
+        return silo, reply
+    while silo.round < round_:  # clients that never talk count for themselves: nothing is missed, nothing done twice
+        ((silo, _),) = respond(desk.bench, [silo], [desk.site], [b""])
+    return silo, b""
+
+
+def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
+    """Keep the delivered model and its score. The state stays: the last packet may come again."""
+    silo = desk.folder.load(desk.context.index)
+    if not desk.bench.algorithm.exchanges:
+        silo, _ = _answered(desk, silo, packet, round_)
+        desk.folder.save(silo)
+    model = finished(desk.bench, silo, desk.site, packet).model
+    layout = desk.bench.trainer.layout
+    views = layout.views(torch.from_numpy(model.copy()))
+    path = desk.folder.deliver({name: view.numpy() for name, view in zip(layout.names, views, strict=True)})
+    _note(desk, "finish", packet, b"", {"finished": True, "model": str(path), **_score(desk, model)})
+    return b""
+
+
+def _score(desk: _Desk, model: Vector) -> dict[str, object]:
+    if desk.task.test is None:
+        return {}
+    accuracy, loss = score(desk.bench.trainer, model, examples(desk.task.test), desk.task.correct)
+    return {"accuracy": accuracy, "loss": loss}
+
+
+def _note(desk: _Desk, event: str, packet: bytes, reply: bytes, changes: dict[str, object]) -> None:
+    """Bring status and log up to date. A courtesy: a full disk must not cost the reply that is already made."""
+    with contextlib.suppress(SiteError):
+        before = desk.folder.status()
+        totals = {
+            "bytes_down": before.get("bytes_down", 0) + len(packet),
+            "bytes_up": before.get("bytes_up", 0) + len(reply),
+        }
+        config = desk.bench.config
+        about = {"role": "client", "name": desk.context.name, "client": desk.context.index, "run": desk.bench.run.hex()}
+        plan = {"algorithm": config.algorithm, "rounds": config.rounds, "finished": False}
+        desk.folder.report({**plan, **about, **changes, **totals})
+        desk.folder.log(event, {**changes, "bytes_down": len(packet), "bytes_up": len(reply)})
+
+
+# --- when something goes wrong ---------------------------------------------------------------------------------------
+
+
+def _code(error: Exception) -> str:
+    """What the server is told: the kind of error, and of foreign errors not even that."""
+    return type(error).__name__ if isinstance(error, FedRPError) else "Failure"
+
+
+def _log_failure(error: Exception, node: Values) -> None:
+    """Keep the reason at the site."""
+    state = node.get("state")
+    if isinstance(state, str) and state:
+        where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
+        details = {"error": type(error).__name__, "reason": str(error), "where": where[-5:]}
+        with contextlib.suppress(OSError):
+            Path(state).mkdir(mode=0o700, parents=True, exist_ok=True)
+        append_line(Path(state) / "failures.jsonl", {"event": "failure", **details})

@@ -1,0 +1,322 @@
+"""The server's loop over a Flower grid: who is there, who is asked, how long to wait, what is kept.
+
+All that it decides is in `fedrp.coordinator`; this file carries packets and is patient. One exchange per round in the
+normal case. Nothing depends on clocks being right: waiting is measured with the monotonic clock of this machine alone.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flwr.serverapp import Grid
+
+from fedrp import coordinator, wire
+from fedrp.coordinator import Coordinator, Packets
+from fedrp.errors import ProtocolError, QuorumError, WireError
+from fedrp.flower.envelope import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
+from fedrp.flower.settings import Pacing
+from fedrp.secure_sum import needed as quorum_of
+from fedrp.serverfolder import ServerFolder
+from fedrp.wire import Kind
+
+Say = Callable[[str], None]
+
+_LOOK = 2.0  # seconds between two looks at who is online, at most
+_LONGEST_PAUSE = 60.0  # seconds between two attempts at a round
+_TRIES = 3  # at one client in one exchange, if the way to it fails
+
+
+class Answers(NamedTuple):
+    """What came back of an exchange."""
+
+    replies: Packets
+    refused: dict[int, str]  # client -> code
+    absent: frozenset[int]  # clients that were not reached in time
+
+
+@dataclass
+class Carrier:
+    """Finds the clients behind Flower's nodes and carries packets to them and back."""
+
+    grid: Grid
+    run: bytes
+    projection: int  # its code on the wire
+    clients: int
+    pacing: Pacing
+    say: Say
+    homes: dict[int, int] = field(default_factory=dict)  # client -> node
+    newcomers: Packets = field(default_factory=dict)  # client -> its HELLO, until it is welcomed
+    bytes_up: int = 0
+    bytes_down: int = 0
+    _online: frozenset[int] = frozenset()
+    _looked: float = -math.inf
+    _greeted: dict[int, float] = field(default_factory=dict)  # node -> when
+    _greetings: dict[str, int] = field(default_factory=dict)  # message -> node
+
+    @property
+    def _pause(self) -> float:
+        return min(_LOOK, 8 * self.pacing.poll)
+
+    def present(self) -> frozenset[int]:
+        """Clients that are online now."""
+        self._look()
+        return frozenset(client for client, node in self.homes.items() if node in self._online)
+
+    def gather(self, needed: int, patience: float) -> None:
+        """Wait until `needed` clients are online.
+
+        Raises:
+            QuorumError: they did not come in time.
+        """
+        end = time.monotonic() + patience
+        told = -1
+        while len(present := self.present()) < needed:
+            if len(present) != told:
+                told = len(present)
+                self.say(f"waiting for sites: {told} of {needed} online {sorted(present)}")
+            if time.monotonic() > end:
+                raise QuorumError(f"{len(present)} sites online after {patience:g} s, {needed} needed: start more")
+            self._pull([])
+            time.sleep(self.pacing.poll)
+
+    def exchange(self, kind: str, round_: int, packets: Packets, needed: int) -> Answers:
+        """Carry packets to clients and wait for their replies, up to the round's deadline.
+
+        Clients that are offline are waited for only while fewer than `needed` have replied; who comes back before the
+        end is asked then.
+        """
+        end = time.monotonic() + self.pacing.round_timeout
+        replies: Packets = {}
+        refused: dict[int, str] = {}
+        waiting: dict[str, int] = {}
+        tries = dict.fromkeys(packets, 0)
+        again = dict.fromkeys(packets, -math.inf)  # not before
+        unsent = set(packets)
+        while True:
+            reachable = {client for client in unsent & self.present() if tries[client] < _TRIES}
+            for client in sorted(c for c in reachable if again[c] <= time.monotonic()):
+                tries[client] += 1
+                message_id = self._push(packets[client], self.homes[client], kind, round_)
+                if message_id is None:
+                    again[client] = time.monotonic() + self._pause
+                    continue
+                waiting[message_id] = client
+                unsent.discard(client)
+            for message_id, reply in self._pull(waiting):
+                client = waiting.pop(message_id)
+                if isinstance(reply, bytes):
+                    replies[client] = reply
+                elif isinstance(reply, LostError):
+                    again[client] = time.monotonic() + self._pause
+                    unsent.add(client)
+                else:
+                    refused[client] = str(reply)
+            reachable = {client for client in unsent & self.present() if tries[client] < _TRIES}
+            done = not waiting and not reachable and (len(replies) >= needed or not unsent)
+            if done or time.monotonic() > end:
+                return Answers(replies, refused, frozenset(packets) - set(replies) - set(refused))
+            time.sleep(self.pacing.poll)
+
+    def dismiss(self, client: int, why: object) -> None:
+        """Forget a client that cannot take part as it is; it is asked who it is again a little later."""
+        self.say(f"client {client} cannot take part: {why}")
+        self._later(self.homes.pop(client))
+
+    def _look(self) -> None:
+        """Notice who has come and gone, now and then; greet newcomers."""
+        now = time.monotonic()
+        if now - self._looked < self._pause:
+            return
+        self._looked = now
+        self._online = frozenset(self.grid.get_node_ids())
+        for node in self._online - set(self.homes.values()):
+            if now - self._greeted.get(node, -math.inf) > self.pacing.round_timeout:
+                self._greeted[node] = now
+                message_id = self._push(b"", node, HELLO, 0)
+                if message_id is not None:
+                    self._greetings[message_id] = node
+
+    def _push(self, packet: bytes, node: int, kind: str, round_: int) -> str | None:
+        """Send a packet to a node; the message's id, or None if Flower did not take it."""
+        pushed = list(self.grid.push_messages([question(packet, node, kind, self.run, round_)]))
+        self.bytes_down += len(packet)
+        return pushed[0] if pushed else None
+
+    def _pull(self, waiting: Iterable[str]) -> list[tuple[str, bytes | RefusedError]]:
+        """Replies to the given messages; newcomers' hellos are dealt with on the way."""
+        asked = [*waiting, *self._greetings]
+        found = []
+        for message in self.grid.pull_messages(asked) if asked else []:
+            message_id = message.metadata.reply_to_message_id
+            try:
+                reply: bytes | RefusedError = packet_of(message)
+            except RefusedError as error:
+                reply = error
+            if isinstance(reply, bytes):
+                self.bytes_up += len(reply)
+            if message_id in self._greetings:
+                self._meet(self._greetings.pop(message_id), reply)
+            elif message_id in waiting:
+                found.append((message_id, reply))
+        return found
+
+    def _meet(self, node: int, reply: bytes | RefusedError) -> None:
+        """A node has said who it is, or has not."""
+        try:
+            client = self._introduced(reply)
+        except (RefusedError, WireError, ProtocolError) as error:
+            self.say(f"node {node} is not a site of this run: {error}")
+            self._later(node)
+            return
+        home = self.homes.get(client)
+        if home is not None and home in self._online and home != node:
+            self.say(f"node {node} says that it is client {client}, who is online as node {home}: ignored")
+            return
+        self.homes[client] = node
+
+    def _later(self, node: int) -> None:
+        self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * self._pause
+
+    def _introduced(self, reply: bytes | RefusedError) -> int:
+        """The client that a HELLO is from."""
+        if isinstance(reply, RefusedError):
+            raise reply
+        for message in wire.messages_of(wire.decode(reply), Kind.HELLO):
+            if (message.run, message.projection) == (self.run, self.projection) and message.sender < self.clients:
+                self.newcomers[message.sender] = reply
+                return message.sender
+        raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
+
+
+def drive(grid: Grid, server: Coordinator, folder: ServerFolder, pacing: Pacing, say: Say) -> Coordinator:
+    """Run what is left of a run, and return the server at its end. Everything that was completed is in the folder.
+
+    Raises:
+        QuorumError: too few sites for too long. Nothing is lost: drive again with the same folder.
+    """
+    carrier = Carrier(grid, server.run, server.tag, server.config.clients, pacing, say)
+    folder.report({**_about(server), "finished": False})
+    if server.round:
+        say(f"going on after round {server.round}")
+    if server.round < server.config.rounds:
+        server = _assembled(server, carrier, pacing.min_clients or server.config.clients)
+        server = _keys(server, carrier, folder)
+    while server.round < server.config.rounds:
+        server = _round(server, carrier, folder)
+    _finish(server, carrier, folder)
+    return server
+
+
+def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinator:
+    """The server once enough clients are there who agree on who takes part."""
+    while True:
+        carrier.gather(needed, carrier.pacing.start_timeout)
+        server = _welcomed(server, carrier)
+        if len(carrier.present()) >= needed:
+            return server
+
+
+def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
+    """The server with the clients that have said hello since. The most frequent roster is the run's."""
+    hellos, carrier.newcomers = carrier.newcomers, {}
+    digests = {client: wire.decode(packet)[0].payload.tobytes() for client, packet in hellos.items()}
+    counts = Counter(digests.values())
+    for client in sorted(hellos, key=lambda c: -counts[digests[c]]):
+        try:
+            server = coordinator.welcome(server, {client: hellos[client]})
+        except (WireError, ProtocolError) as error:
+            carrier.dismiss(client, error)
+    return server
+
+
+def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
+    began, up, down = time.monotonic(), carrier.bytes_up, carrier.bytes_down
+    for attempt in range(1, carrier.pacing.attempts + 1):
+        server, packets = coordinator.open_round(_welcomed(server, carrier))
+        asked = len(packets) - len(server.left_out)
+        needed = asked if server.left_out else quorum_of(server.config, len(packets))
+        answers = carrier.exchange(ROUND, server.round + 1, packets, needed)
+        try:
+            server, requests = coordinator.recover(server, answers.replies)
+            if requests:  # clients help to leave out one set of the others only: it must not be forgotten
+                folder.save(server)
+            corrections = carrier.exchange(ROUND, server.round + 1, requests, len(requests)).replies
+            server, report = coordinator.close_round(server, answers.replies, corrections)
+            break
+        except QuorumError as error:
+            folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": str(error)})
+            carrier.say(f"{error} {_troubles(answers)}; attempt {attempt} of {carrier.pacing.attempts}")
+            if attempt == carrier.pacing.attempts:
+                raise
+            time.sleep(min(_LONGEST_PAUSE, carrier.pacing.poll * 2**attempt))  # a full disk is not emptied at once
+            server = _assembled(server, carrier, needed)
+    folder.save(server)
+    server = _keys(server, carrier, folder)
+    line = {
+        "round": server.round,
+        "participants": list(report.participants),
+        "refused": {**answers.refused, **report.refused},
+        "absent": sorted(answers.absent),
+        "bytes_up": carrier.bytes_up - up,
+        "bytes_down": carrier.bytes_down - down,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    folder.log("round", line)
+    folder.report({**line, **_about(server), "finished": False})
+    carrier.say(f"round {server.round}/{server.config.rounds}: {len(report.participants)} clients {_troubles(answers)}")
+    return server
+
+
+def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
+    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out.
+
+    They are kept before anyone is sent one: a client takes only one key for a round.
+    """
+    for attempt in range(carrier.pacing.attempts * server.config.clients):
+        packets = coordinator.request_key(server, attempt)
+        if not packets:
+            return server
+        carrier.gather(1, carrier.pacing.start_timeout)
+        if set(packets) <= carrier.present():
+            answers = carrier.exchange(ROUND, server.round, packets, 1)
+            try:
+                server = coordinator.take_keys(server, answers.replies)
+            except (WireError, ProtocolError) as error:
+                carrier.say(f"the key of round {server.round + 1} was refused: {error}")
+                continue
+            folder.save(server)
+    raise QuorumError(f"nobody dealt the key of round {server.round + 1}: run again with the same store")
+
+
+def _finish(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> None:
+    """Give everyone what the last model needs. Who is away gets it when the app is run again with the same store."""
+    everyone = tuple(range(server.config.clients))
+    carrier.gather(1, carrier.pacing.start_timeout)
+    answers = carrier.exchange(FINISH, server.round, coordinator.finish(server, everyone), 1)
+    missing = sorted(set(everyone) - set(answers.replies))
+    folder.log("finish", {"delivered": sorted(answers.replies), "missing": missing})
+    folder.report({**_about(server), "finished": True, "missing": missing})
+    if missing:
+        carrier.say(f"without the last model: clients {missing}; run again with the same store to deliver it")
+    carrier.say(f"finished after {server.round} rounds; {len(answers.replies)} sites have the model")
+
+
+def _about(server: Coordinator) -> dict[str, object]:
+    config = server.config
+    return {
+        "role": "server",
+        "run": server.run.hex(),
+        "algorithm": config.algorithm,
+        "round": server.round,
+        "rounds": config.rounds,
+        "clients": config.clients,
+    }
+
+
+def _troubles(answers: Answers) -> str:
+    parts = [f"client {client} refused ({code})" for client, code in sorted(answers.refused.items())]
+    parts += [f"client {client} absent" for client in sorted(answers.absent)]
+    return f"({'; '.join(parts)})" if parts else ""

@@ -1,0 +1,78 @@
+"""Settings of a deployed run: Flower's flat run config and node config, checked and typed.
+
+The run config holds the fields of `RunConfig` and `Pacing`, with '-' or '_'; "auto" asks for the default. Keys that
+begin with "app-" are the app's own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrp.config import RunConfig, from_settings, read_toml, require_choice
+from fedrp.errors import ConfigError
+
+Values = Mapping[str, bool | float | int | str]
+
+_OWN = "app-"
+_AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How the server waits, and where it keeps its state. Nothing here changes what a round computes."""
+
+    store: str = ""  # folder of the server's state, on the server
+    round_timeout: float = 600.0  # seconds that a round waits for stragglers
+    start_timeout: float = 3600.0  # seconds to wait for enough sites, at the start and after a failed round
+    min_clients: int = 0  # sites that must be there before the run starts; 0 for all
+    attempts: int = 10  # at a round that misses its quorum, before the run is given up (it can be resumed)
+    poll: float = 0.25  # seconds between two looks for replies
+
+    def __post_init__(self) -> None:
+        for name in ("round_timeout", "start_timeout", "poll"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value} is not valid: expected a number of seconds above 0")
+        if self.min_clients < 0 or self.attempts < 1:
+            raise ConfigError(f"min_clients={self.min_clients}, attempts={self.attempts}: expected at least 0 and 1")
+
+
+def run_settings(run_config: Values) -> tuple[RunConfig, Pacing]:
+    """What the run config asks for.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a value out of range, or a setting that only the simulator has.
+    """
+    known = [field.name for record in (RunConfig, Pacing) for field in dataclasses.fields(record)]
+    settings: dict[str, Any] = {}
+    for key, value in run_config.items():
+        name = key.replace("-", "_")
+        if key.startswith(_OWN):
+            continue
+        if name not in known:
+            require_choice(f"key in the run config (keys of your own begin with '{_OWN}')", name, known)
+        if value != _AUTO:
+            settings[name] = value
+    config = from_settings(RunConfig, settings)
+    if config.dropout:
+        raise ConfigError(f"dropout={config.dropout} is for the simulator only: leave it out")
+    return config, from_settings(Pacing, settings)
+
+
+def require_agreed(agreed: Path, run_config: Values) -> None:
+    """Refuse a run whose settings are not those that the site agreed to, in a TOML file on its premises.
+
+    Raises:
+        ConfigError: a setting of the file has another value in the run config.
+    """
+    asked, _ = run_settings(run_config)
+    known = [field.name for field in dataclasses.fields(RunConfig)]
+    wanted = from_settings(RunConfig, {**dataclasses.asdict(asked), **read_toml(agreed, known)})
+    for name in known:
+        if getattr(asked, name) != getattr(wanted, name):
+            raise ConfigError(
+                f"the run has {name}={getattr(asked, name)}, this site agreed to {getattr(wanted, name)} in {agreed}"
+            )

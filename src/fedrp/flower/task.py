@@ -1,0 +1,46 @@
+"""What a site brings: its model, its examples, and how they are told apart from those of others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedrp.config import RunConfig
+from fedrp.evaluate import Correct, classified
+from fedrp.flower.settings import Values
+from fedrp.models import ModelFactory
+from fedrp.task import Source
+from fedrp.training import Loss
+
+
+@dataclass(frozen=True)
+class ClientContext:
+    """Where a task is being loaded: which client this is, in which run."""
+
+    name: str  # of the site, as in the roster
+    index: int  # its place in the roster
+    config: RunConfig  # of the run
+    node: Values  # the site's own settings (`--node-config`)
+    run: Values  # the run config, with the app's own keys
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """What one site trains on. Nothing of it leaves the site.
+
+    Args:
+        model: builds the network; the same at every site.
+        train: the site's examples.
+        test: examples that the delivered model is scored on, at the site; the score stays there.
+        loss: mean loss of (outputs, targets).
+        correct: what counts as right, one number in [0, 1] per example.
+    """
+
+    model: ModelFactory
+    train: Source
+    test: Source | None = None
+    loss: Loss = nn.functional.cross_entropy
+    correct: Correct = classified
+
+
+Load = Callable[[ClientContext], LocalTask]

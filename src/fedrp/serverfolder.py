@@ -1,0 +1,125 @@
+"""The folder of a deployed server: enough to go on after a kill at any moment. It holds no key, no model, no matrix.
+
+STORE/run.json             run id and config
+server.safetensors   all that the server knows between two rounds, see `fedrp.coordinator.Coordinator`
+status.json          how things are
+log.jsonl            what happened, a line per event
+lock                 held while the server runs
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedrp.config import RunConfig, to_json
+from fedrp.coordinator import Coordinator, Dealt
+from fedrp.errors import ConfigError, SiteError
+from fedrp.files import locked, write_atomically
+from fedrp.status import append_line, read_status, write_status
+from fedrp.wire import RUN_ID_BYTES
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """One run at the server."""
+
+    root: Path
+    run: bytes
+
+    @classmethod
+    def open(cls, root: Path, config: RunConfig) -> "ServerFolder":
+        """A new run with a new, random run id, or the run that was begun in `root` with the same config."""
+        known = root / "run.json"
+        settings = json.loads(to_json(config))
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SiteError(f"cannot use the store {root}: {error.strerror}") from None
+        if not known.exists():
+            run = os.urandom(RUN_ID_BYTES)
+            write_atomically(known, json.dumps({"run": run.hex(), "config": settings}, indent=2).encode())
+            return cls(root, run)
+        try:
+            begun = json.loads(known.read_text())
+            run = bytes.fromhex(begun["run"])
+            differing = next((name for name in settings if begun["config"].get(name) != settings[name]), None)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SiteError(f"{known} is damaged ({error}): give another store") from None
+        if differing is not None:
+            was = begun["config"].get(differing)
+            raise ConfigError(
+                f"{root} holds a run with {differing}={was}, not {settings[differing]}: "
+                "go on with the same settings, or give another store"
+            )
+        return cls(root, run)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep a second server away."""
+        return locked(self.root / "lock", patience=5.0)
+
+    def load(self, server: Coordinator) -> Coordinator:
+        """The server as of the last `save`; `server` itself if there was none."""
+        if not self._state_file.exists():
+            return server
+        try:
+            return unpacked_server(server, self._state_file)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise SiteError(f"{self._state_file} is damaged ({error}): restore it, or give another store") from None
+
+    def save(self, server: Coordinator) -> None:
+        """Write the server's state. Until this returns, the old one stands."""
+        write_atomically(self._state_file, packed_server(server))
+
+    def report(self, changes: Mapping[str, object]) -> None:
+        """Bring the status file up to date."""
+        write_status(self.root, {**read_status(self.root), **changes})
+
+    def log(self, event: str, details: Mapping[str, object]) -> None:
+        """Add a line to the log."""
+        append_line(self.root / "log.jsonl", {"event": event, **details})
+
+    @property
+    def _state_file(self) -> Path:
+        return self.root / "server.safetensors"
+
+
+def packed_server(server: Coordinator) -> bytes:
+    """All that the server knows, as a safetensors file."""
+    arrays = {str(round_): aggregate for round_, aggregate in server.aggregates.items()}
+    dealt = {round_: [d.dealer, [e.hex() for e in d.envelopes]] for round_, d in server.dealt.items()}
+    state = {
+        "round": server.round,
+        "last_seen": server.last_seen,
+        "differing": sorted(server.differing),
+        "dealt": dealt,
+        "left_out": server.left_out,
+        "roster": server.roster.hex(),
+        "weights": server.weights,
+    }
+    return save(arrays, {"run": server.run.hex(), "state": json.dumps(state)})
+
+
+def unpacked_server(server: Coordinator, path: Path) -> Coordinator:
+    """The server as it was when `packed_server` made the file at `path`."""
+    with safe_open(path, framework="numpy") as file:
+        state = json.loads(file.metadata()["state"])
+        aggregates = {int(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    dealt = {int(r): Dealt(dealer, tuple(map(bytes.fromhex, e))) for r, (dealer, e) in state["dealt"].items()}
+    return dataclasses.replace(
+        server,
+        round=state["round"],
+        last_seen=tuple(state["last_seen"]),
+        differing=frozenset(state["differing"]),
+        aggregates=aggregates,
+        dealt=dealt,
+        left_out=tuple(state["left_out"]),
+        roster=bytes.fromhex(state["roster"]),
+        weights=tuple(state["weights"]),
+    )

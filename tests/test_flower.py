@@ -1,0 +1,276 @@
+"""On Flower: the simulator's results, one exchange a round, and a server that learns nothing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fedrp.algorithms import ALGORITHMS
+from fedrp.cli import cli
+from fedrp.errors import ConfigError, FedRPError
+from fedrp.flower.client import client_app, make_client_app
+from fedrp.flower.envelope import FINISH, HELLO, ROUND, RefusedError, packet_of
+from fedrp.flower.server import parameter_count
+from fedrp.flower.settings import Pacing, run_settings
+from fedrp.flower.task import ClientContext, LocalTask
+from fedrp.models import MODELS, built, layout_of, secret_initial
+from fedrp.projection import make_projection
+from fedrp.roster import load_identity
+from fedrp.simulate import delivering_client
+from flower_helpers import FlowerFederation, tiny_load
+from helpers import TinyNet, all_windows, round_keys, tiny_config, windows
+
+SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+CASES = [
+    *((name, projection, secure) for name in SECRET for projection in ("sign", "gaussian") for secure in (False, True)),
+    *((name, None, secure) for name in TALKING if name not in SECRET for secure in (False, True)),
+    ("fwc", None, False),
+]
+
+
+# --- the same as in the simulator ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "projection", "secure"), CASES)
+def test_same_config_and_seed_give_the_same_model(
+    name: str, projection: str | None, secure: bool, tmp_path: Path
+) -> None:
+    run = FlowerFederation(tmp_path, tiny_config(name, projection=projection, secure_aggregation=secure))
+    run.run()
+    result = run.simulated()
+    tolerance = 1e-6 if projection == "gaussian" else 0.0
+    delivered = run.model(delivering_client(run.config))
+    np.testing.assert_allclose(delivered, result.model, rtol=0, atol=tolerance)
+    if ALGORITHMS[name].delivers == "consensus":
+        for client in range(4):
+            np.testing.assert_allclose(run.model(client), result.model, rtol=0, atol=tolerance)
+            assert run.status(client)["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
+    assert run.store()["finished"]
+    assert run.store()["missing"] == []
+
+
+@pytest.mark.parametrize("name", ["fedrp-subspace", "fedavg"])
+@pytest.mark.parametrize("changes", [{"participation": 0.5}, {"weighting": "samples"}, {"sampling": "poisson"}])
+def test_partial_participation_and_weights_are_those_of_the_simulator(
+    name: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    run = FlowerFederation(tmp_path, tiny_config(name, projection="sign", rounds=4, **changes))
+    run.run()
+    np.testing.assert_array_equal(run.model(0), run.simulated().model)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_round_is_one_exchange(name: str, tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config(name))
+    run.run()
+    for client in range(4):
+        deals_first = client == 0 and ALGORITHMS[name].secret
+        assert len(run.sent_to(client, HELLO)) == 1
+        assert len(run.sent_to(client, ROUND)) == 3 + deals_first
+        assert len(run.sent_to(client, FINISH)) == 1
+
+
+def test_bytes_are_counted_alike_on_both_sides(tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedrp"))
+    run.run()
+    log = [json.loads(line) for line in (tmp_path / "store" / "log.jsonl").read_text().splitlines()]
+    rounds = [line for line in log if line["event"] == "round"]
+    sites = [
+        json.loads(line) for client in range(4) for line in (run.folder(client) / "log.jsonl").read_text().splitlines()
+    ]
+    for line in rounds:
+        same = [site for site in sites if site["event"] == "round" and site["round"] == line["round"]]
+        assert line["bytes_up"] == sum(site["bytes_up"] for site in same)
+        assert line["bytes_down"] == sum(site["bytes_down"] for site in same)
+
+
+# --- what the server learns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("projection", ["gaussian", "sign", "hadamard"])
+@pytest.mark.parametrize("name", SECRET)
+def test_no_key_no_model_and_no_matrix_reaches_the_server(name: str, projection: str, tmp_path: Path) -> None:
+    """All bytes that the server received in messages or has in its store."""
+    run = FlowerFederation(tmp_path, tiny_config(name, projection=projection))
+    run.run()
+    stored = [path.read_bytes() for path in (tmp_path / "store").iterdir()]
+    seen = all_windows([*run.received, *stored])
+    keys = round_keys(run.config)
+    for key in (*keys, *(key.derive("projection") for key in keys)):
+        assert not windows(key.reveal()) & seen
+        assert not windows(key.reveal().hex().encode()) & seen
+    models = [run.model(client) for client in range(4)]
+    for model in (*models, secret_initial(TinyNet, keys[0])):
+        assert not windows(model.tobytes()) & seen
+    units = np.eye(run.config.dim, dtype=np.float32)
+    for key in keys:
+        for row in make_projection(projection, key, models[0].size, run.config.dim).adjoint(units):
+            assert not {part for part in windows(row.tobytes()) if part.count(0) <= 12} & seen  # zeros are everywhere
+    for name_ in run.names:
+        secret = (tmp_path / f"{name_}.key").read_text().split('secret = "')[1][:64]
+        assert not windows(bytes.fromhex(secret)) & seen
+        assert load_identity(tmp_path / f"{name_}.key").name == name_
+
+
+def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"))
+    run.run()
+    stored = [path.read_bytes() for path in (tmp_path / "store").iterdir()]
+    assert windows(run.model(0).tobytes()) <= all_windows([*run.received, *stored])
+
+
+def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(context: ClientContext) -> LocalTask:
+        if context.index == 2:
+            raise ValueError("patient 4711 has no age")
+        return tiny_load(context)
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), broken, min_clients=3)
+    run.run()
+    said = repr([(m.content, m.metadata) for m in run.sent]) + caplog.text + repr(run.received)
+    assert "4711" not in said
+    assert "node 102 is not a site of this run: Failure" in caplog.text
+    assert "patient 4711 has no age" in (tmp_path / "sites" / "site-2" / "failures.jsonl").read_text()
+    assert run.store()["missing"] == [2]
+
+
+def test_a_refusal_is_a_bare_code(tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"))
+    refusals: list[str] = []
+
+    def spoiled(client: int, message: Message) -> Message:
+        if client == 1 and message.metadata.message_type == ROUND:
+            record = next(iter(message.content.config_records.values()))
+            record["packet"] = b"x" + record["packet"][1:]
+        reply = run.answer(client, message)
+        try:
+            packet_of(reply)
+        except RefusedError as error:
+            refusals.append(str(error))
+        return reply
+
+    run.run(spoiled)
+    assert set(refusals) == {"WireError"}
+
+
+# --- deployed secrets ------------------------------------------------------------------------------------------------
+
+
+def test_a_deployed_app_draws_its_secrets_from_the_system(tmp_path: Path) -> None:
+    """With the same settings two runs share nothing; and all clients of one run agree."""
+    models = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        run = FlowerFederation(tmp_path / str(number), tiny_config("fedrp-subspace", projection="sign"))
+        run.app = client_app(tiny_load)
+        run.run()
+        models.append(run.model(0))
+        assert np.array_equal(run.model(0), run.model(3))
+        assert not np.allclose(run.model(0), run.simulated().model)
+    assert not np.allclose(*models)
+
+
+def test_only_make_client_app_takes_a_source_of_secrets() -> None:
+    assert client_app.__annotations__.keys() == {"load", "return"}
+    assert "entropy" in make_client_app.__annotations__
+    assert not {"entropy", "seeded"} & set(Pacing.__annotations__)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"algoritm": "fedavg"}, "did you mean 'algorithm'"),
+        ({"rounds": "many"}, "rounds='many' is not valid"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"dropout": 0.5}, "dropout=0.5 is for the simulator"),
+        ({"round-timeout": 0}, "round_timeout=0.0"),
+        ({"attempts": 0}, "attempts=0"),
+        ({"min-clients": -1}, "min_clients=-1"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_settings(settings)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_have_the_names_of_the_command_line_and_auto_is_the_default() -> None:
+    config, pacing = run_settings({"local-epochs": 3, "lr": "auto", "quorum": 1, "app-data": "x", "store": "here"})
+    assert (config.local_epochs, config.lr, config.quorum, pacing.store) == (3, None, 1.0, "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"store": ""}, "has no store"), ({"min-clients": 5}, "min_clients=5 is more than clients=4")],
+)
+def test_a_server_that_cannot_work_says_so(changes: dict[str, object], told: str, tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"))
+    run.run_config |= changes
+    with pytest.raises(ConfigError, match=told):
+        run.run()
+
+
+def test_too_few_sites_is_one_clear_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), start_timeout=0.5)
+    with pytest.raises(FedRPError, match=r"2 sites online after 0.5 s, 4 needed"):
+        run.run(online=lambda: [0, 3])
+    assert "waiting for sites: 2 of 4 online [0, 3]" in caplog.text
+
+
+def test_a_site_takes_part_only_in_what_it_agreed_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that changes the algorithm to one that shows it the model gets nothing from this site."""
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), min_clients=3)
+    agreed = tmp_path / "agreed.toml"
+    agreed.write_text('algorithm = "fedrp-subspace"\nclients = 4\n')
+    run.node_configs[101]["agreed"] = str(agreed)
+    run.run()
+    assert "node 101 is not a site of this run: ConfigError" in caplog.text
+    reason = (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
+    assert "the run has algorithm=fedavg, this site agreed to fedrp-subspace" in reason
+    assert run.store()["missing"] == [1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_server_counts_parameters_without_holding_any(name: str) -> None:
+    def build() -> object:
+        return MODELS[name].build((3, 32, 32) if name not in ("lenet5", "cnn") else (1, 28, 28), 10)
+
+    if name in ("vgg16", "resnet18"):
+        assert parameter_count(build) > 10_000_000
+    else:
+        assert parameter_count(build) == layout_of(built(build)).size
+
+
+# --- after the end ---------------------------------------------------------------------------------------------------
+
+
+def test_who_was_away_at_the_end_gets_the_model_when_the_app_is_run_again(tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", projection="sign"))
+    run.run(online=lambda: [0, 2, 3] if run.store().get("round") == 3 else range(4))
+    assert run.store()["missing"] == [1]
+    run.run()
+    assert run.store()["missing"] == []
+    assert np.array_equal(run.model(1), run.model(0))
+    assert np.array_equal(run.model(1), run.simulated().model)
+
+
+def test_the_status_command_shows_sites_and_server(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    run = FlowerFederation(tmp_path, tiny_config("fedrp"))
+    run.run()
+    for folder, expected in [("sites/site-1", {"role": "client", "name": "site-1"}), ("store", {"role": "server"})]:
+        shown = CliRunner().invoke(cli, ["status", str(tmp_path / folder), "--json"])
+        status = json.loads(shown.output)
+        assert expected.items() <= status.items()
+        assert {"run", "round", "rounds", "algorithm", "updated", "bytes_up", "bytes_down", "finished"} <= set(status)
+        assert "finished" in CliRunner().invoke(cli, ["status", str(tmp_path / folder)]).output
+    with pytest.raises(FedRPError, match="holds no status"):
+        CliRunner().invoke(cli, ["status", str(tmp_path / "nowhere")], catch_exceptions=False)

@@ -1,0 +1,229 @@
+"""What parties of a deployment keep on disk: complete or not at all, theirs and of this run, or refused in one line."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedrp.algorithms import ALGORITHMS
+from fedrp.errors import ConfigError, SiteError
+from fedrp.files import locked, write_atomically
+from fedrp.serverfolder import ServerFolder
+from fedrp.silo import Silo
+from fedrp.sitefolder import SiteFolder
+from helpers import Federation, environment, round_keys, tiny_config
+
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+
+
+def same(one: Silo, other: Silo) -> bool:
+    states = zip(one.state or (), other.state or (), strict=True)
+    plain = [dataclasses.replace(silo, state=None) for silo in (one, other)]
+    return plain[0] == plain[1] and all(np.array_equal(a, b) for a, b in states)
+
+
+@pytest.fixture
+def federation() -> Federation:
+    run = Federation(tiny_config("fedrp"))
+    run.round()
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, federation: Federation) -> SiteFolder:
+    folder = SiteFolder.open(tmp_path / "state", federation.run)
+    folder.save(federation.silos[1])
+    return folder
+
+
+# --- the client's state ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_a_client_that_is_written_and_read_between_all_messages_is_the_same_client(name: str, tmp_path: Path) -> None:
+    kept, plain = Federation(tiny_config(name)), Federation(tiny_config(name))
+    for _ in range(3):
+        packets = kept.open()
+        for client in packets:
+            folder = SiteFolder.open(tmp_path / str(client), kept.run)
+            before = kept.silos[client]
+            folder.save(before)
+            kept.silos[client] = folder.load(client)
+            assert same(kept.silos[client], before)
+        kept.close(kept.deliver(packets))
+        plain.round()
+    for client, model in kept.final_models().items():
+        assert np.array_equal(model, plain.final_models()[client])
+
+
+def test_a_new_site_has_a_new_state(tmp_path: Path) -> None:
+    assert SiteFolder.open(tmp_path, bytes(16)).load(2) == Silo(2)
+
+
+def test_only_the_owner_can_read_it_and_no_key_is_in_it(folder: SiteFolder, federation: Federation) -> None:
+    folder.report({"round": 1})
+    folder.log("round", {"round": 1})
+    files = [path for path in folder.root.iterdir() if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert folder.root.stat().st_mode & 0o777 == 0o700
+    everything = b"".join(path.read_bytes() for path in files)
+    assert not any(key.reveal() in everything or key.reveal().hex().encode() in everything
+                   for key in round_keys(federation.config))  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1])
+def test_a_truncated_state_is_refused(kept: int, folder: SiteFolder) -> None:
+    path = folder.root / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(SiteError, match=r"state.safetensors is damaged .*restore it from a backup"):
+        folder.load(1)
+
+
+def test_a_state_of_another_run_or_client_is_refused(folder: SiteFolder, tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="belongs to client 1, this is client 2"):
+        folder.load(2)
+    other = SiteFolder.open(tmp_path, b"some other run..")
+    (other.root / "state.safetensors").write_bytes((folder.root / "state.safetensors").read_bytes())
+    with pytest.raises(SiteError, match="belongs to another run"):
+        other.load(1)
+
+
+def test_a_file_of_something_else_is_refused(folder: SiteFolder) -> None:
+    model = folder.deliver({"weight": np.ones(3, np.float32)})
+    (folder.root / "state.safetensors").write_bytes(model.read_bytes())
+    with pytest.raises(SiteError, match="not a state file of this version"):
+        folder.load(1)
+
+
+# --- a disk that is full, a process that is killed -------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 kB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True)
+    if made.returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_state(small_disk: Path, federation: Federation) -> None:
+    folder = SiteFolder.open(small_disk, federation.run)
+    old = federation.silos[1]
+    folder.save(old)
+    big = dataclasses.replace(old, round=2, reply=bytes(100_000))
+    with pytest.raises(SiteError, match=r"state.safetensors: No space left on device; what was there is unchanged"):
+        folder.save(big)
+    assert same(folder.load(1), old)
+    assert not list(folder.root.glob("*.partial"))
+    folder.save(dataclasses.replace(old, round=2))  # and there is room for what fits
+    assert folder.load(1).round == 2
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """The exit status of a forked process that does `work`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    seen = set()
+    for step in range(1, 20):
+        write_atomically(path, b"old" * 1000)
+
+        def dies(step: int = step) -> None:
+            left = step
+
+            def watch(*_: object) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.settrace(lambda frame, *_: watch if frame.f_code.co_filename.endswith("files.py") else None)
+            write_atomically(path, b"new" * 2000)
+
+        killed = in_child(dies) == signal.SIGKILL
+        assert path.read_bytes() in (b"old" * 1000, b"new" * 2000)
+        seen.add((killed, path.read_bytes()[:3]))
+    assert {(True, b"old"), (True, b"new")} <= seen
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+HOLDER = "import sys, time; from pathlib import Path; from fedrp.files import locked\n" \
+    "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"  # fmt: skip
+
+
+def test_a_second_process_waits_and_then_says_why(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    with holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(SiteError, match="another process is working in"), locked(tmp_path / "lock", 0.2):
+                pass
+        finally:
+            holder.kill()
+    began = time.monotonic()
+    with locked(tmp_path / "lock", 5):  # a lock goes with its process
+        assert time.monotonic() - began < 1
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_a_server_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    run, plain = Federation(tiny_config(name)), Federation(tiny_config(name))
+    folder = ServerFolder(tmp_path, run.run)
+    fresh = run.server
+    for _ in range(3):
+        folder.save(run.server)
+        run.server = folder.load(dataclasses.replace(fresh, round=0, dealt={}, aggregates={}))
+        run.round()
+        plain.round()
+    for client, model in run.final_models().items():
+        assert np.array_equal(model, plain.final_models()[client])
+
+
+def test_a_store_keeps_its_run_and_refuses_other_settings(tmp_path: Path) -> None:
+    first = ServerFolder.open(tmp_path / "store", tiny_config())
+    assert ServerFolder.open(tmp_path / "store", tiny_config()) == first
+    assert ServerFolder.open(tmp_path / "other", tiny_config()).run != first.run
+    with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 5"):
+        ServerFolder.open(tmp_path / "store", tiny_config(seed=5))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"run": "zz"}', '{"run": 3}'])
+def test_a_damaged_store_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(SiteError, match=r"run.json is damaged"):
+        ServerFolder.open(tmp_path, tiny_config())
+
+
+def test_a_log_line_is_json_and_a_full_disk_does_not_stop_the_work(tmp_path: Path, small_disk: Path) -> None:
+    for root in (tmp_path, small_disk):
+        folder = ServerFolder(root, bytes(16))
+        folder.log("round", {"round": 3})
+        assert json.loads((root / "log.jsonl").read_text())["round"] == 3
+    for _ in range(3):
+        folder.log("round", {"text": "x" * 50_000})
