@@ -156,7 +156,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fashion": Experiment(
         "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100))},
+        {
+            "fedavg": "--algorithm fedavg",
+            **_subspace((1000, 100)),
+            "without-momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --server-momentum 0",
+        },
     ),
 }
 
