@@ -106,9 +106,9 @@ class Carrier:
                 waiting[message_id] = client
                 unsent.discard(client)
             for message_id, reply in self._pull(waiting):
-                client = waiting.pop(message_id, None)
-                if client is None:  # a reply to nothing that was asked
+                if message_id not in waiting:  # a reply to nothing that was asked
                     continue
+                client = waiting.pop(message_id)
                 if isinstance(reply, bytes):
                     replies[client] = reply
                 elif isinstance(reply, LostError):
