@@ -177,6 +177,9 @@ def test_a_server_that_is_killed_is_run_again_with_the_same_store(tmp_path: Path
         federation.kill("superlink")
         first.join(timeout=60)
         federation.start_superlink()
+        for name in SITES:  # as a service manager would
+            if not federation.alive(name):
+                federation.start_site(name)
         log = run_app(federation, rounds=4)
         assert re.search(r"going on after round [123]", log), log
         assert "finished after 4 rounds; 3 sites have the model" in log
