@@ -4,6 +4,8 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -110,3 +112,30 @@ def test_your_own_model_learns() -> None:
 
 def test_every_example_is_covered() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(LONGEST)
+
+
+def test_the_flower_app_is_short_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The app as it is, on a grid in this process."""
+    from fedrp.flower.local import LocalGrid, answering, run_locally
+    from fedrp.roster import entry_of, merged, new_identity, write_roster
+    from fedrp.status import statuses
+
+    folder = ROOT / "examples" / "flower_app"
+    assert sum(len(path.read_text().splitlines()) for path in folder.glob("digits/*.py")) <= 45
+    monkeypatch.syspath_prepend(str(folder))
+    from digits.client_app import app as client
+    from digits.server_app import app as server
+
+    defaults = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings = {**defaults, "rounds": 1, "projection": "sign", "store": str(tmp_path / "store"), "poll": 0.01}
+    nodes = {}
+    entries = []
+    for number, name in enumerate(("a", "b", "c")):
+        entries.append(entry_of(new_identity(tmp_path / f"{name}.key", name)))
+        paths = {"key": tmp_path / f"{name}.key", "roster": tmp_path / "roster.toml", "state": tmp_path / name}
+        nodes[number + 10] = {key: str(path) for key, path in paths.items()}
+    write_roster(tmp_path / "roster.toml", merged(entries))
+    run_locally(server, LocalGrid(answering(client, nodes, settings), lambda: list(nodes)), settings)
+    (status,) = statuses(tmp_path / "a")
+    assert status["finished"]
+    assert status["accuracy"] > 30  # of ten classes, after one round

@@ -1,6 +1,7 @@
 """On Flower: the simulator's results, one exchange a round, and a server that learns nothing."""
 
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.client import client_app, make_client_app
 from fedrp.flower.envelope import FINISH, HELLO, ROUND, RefusedError, packet_of
+from fedrp.flower.relay import Relay
 from fedrp.flower.server import parameter_count
 from fedrp.flower.settings import Pacing, run_settings
 from fedrp.flower.task import ClientContext, LocalTask
@@ -274,3 +276,25 @@ def test_the_status_command_shows_sites_and_server(tmp_path: Path) -> None:
         assert "finished" in CliRunner().invoke(cli, ["status", str(tmp_path / folder)]).output
     with pytest.raises(FedRPError, match="holds no status"):
         CliRunner().invoke(cli, ["status", str(tmp_path / "nowhere")], catch_exceptions=False)
+
+
+def test_a_cable_counts_can_be_cut_and_mended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        far.settimeout(10)
+        cable = Relay(far.getsockname()[1])
+
+        def passed() -> bytes:
+            with socket.create_connection(("127.0.0.1", cable.port), timeout=10) as near:
+                near.sendall(b"hello")
+                with far.accept()[0] as end:
+                    end.settimeout(10)
+                    return end.recv(100)
+
+        assert passed() == b"hello"
+        cable.cut()
+        with pytest.raises(ConnectionError):
+            passed()
+        cable.mend()
+        assert passed() == b"hello"
+        cable.close()
+    assert cable.bytes_up == 10

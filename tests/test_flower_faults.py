@@ -325,7 +325,7 @@ def test_a_site_with_another_roster_is_left_out_and_the_reason_named(
     write_roster(tmp_path / "else" / "roster.toml", merged([*strangers, *own]))
     run.node_configs[103] |= {"key": str(tmp_path / "else/site-3.key"), "roster": str(tmp_path / "else/roster.toml")}
     run.run()
-    assert "client 3 cannot take part: client 3 has another roster than the others" in caplog.text
+    assert "node 103 cannot take part: client 3 has another roster than the others" in caplog.text
     assert run.store()["missing"] == [3]
     same_model(run, [0, 1, 2])
 

@@ -106,6 +106,8 @@ class Carrier:
                 waiting[message_id] = client
                 unsent.discard(client)
             for message_id, reply in self._pull(waiting):
+                if message_id not in waiting:  # a reply to nothing that was asked
+                    continue
                 client = waiting.pop(message_id)
                 if isinstance(reply, bytes):
                     replies[client] = reply
@@ -122,8 +124,7 @@ class Carrier:
 
     def dismiss(self, client: int, why: object) -> None:
         """Forget a client that cannot take part as it is; it is asked who it is again a little later."""
-        self.say(f"client {client} cannot take part: {why}")
-        self._later(self.homes.pop(client))
+        self._turn_away(self.homes.pop(client), f"cannot take part: {why}")
 
     def _look(self) -> None:
         """Notice who has come and gone, now and then; greet newcomers."""
@@ -157,36 +158,38 @@ class Carrier:
                 reply = error
             if isinstance(reply, bytes):
                 self.bytes_up += len(reply)
-            if message_id in self._greetings:
-                self._meet(self._greetings.pop(message_id), reply)
-            elif message_id in waiting:
+            node = self._greetings.pop(message_id, None)
+            if node is None:
                 found.append((message_id, reply))
+            elif isinstance(reply, bytes):
+                self._meet(node, reply)
+            else:
+                self._turn_away(node, f"is not a site of this run: {reply}")
         return found
 
-    def _meet(self, node: int, reply: bytes | RefusedError) -> None:
-        """A node has said who it is, or has not."""
+    def _meet(self, node: int, hello: bytes) -> None:
+        """A node has said who it is."""
         try:
-            client = self._introduced(reply)
-        except (RefusedError, WireError, ProtocolError) as error:
-            self.say(f"node {node} is not a site of this run: {error}")
-            self._later(node)
+            client = self._introduced(hello)
+        except (WireError, ProtocolError) as error:
+            self._turn_away(node, f"is not a site of this run: {error}")
             return
         home = self.homes.get(client)
         if home is not None and home in self._online and home != node:
-            self.say(f"node {node} says that it is client {client}, who is online as node {home}: ignored")
+            # The other may be dead, which Flower notices after a while.
+            self._turn_away(node, f"says that it is client {client}, who is online as node {home}: ignored for now")
             return
-        self.homes[client] = node
+        self.homes[client], self.newcomers[client] = node, hello
 
-    def _later(self, node: int) -> None:
+    def _turn_away(self, node: int, why: str) -> None:
+        """Leave a node out, and ask it again a little later."""
+        self.say(f"node {node} {why}")
         self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * self._pause
 
-    def _introduced(self, reply: bytes | RefusedError) -> int:
+    def _introduced(self, hello: bytes) -> int:
         """The client that a HELLO is from."""
-        if isinstance(reply, RefusedError):
-            raise reply
-        for message in wire.messages_of(wire.decode(reply), Kind.HELLO):
+        for message in wire.messages_of(wire.decode(hello), Kind.HELLO):
             if (message.run, message.projection) == (self.run, self.projection) and message.sender < self.clients:
-                self.newcomers[message.sender] = reply
                 return message.sender
         raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
 

@@ -2,10 +2,12 @@
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
+_PATIENCE = 60.0  # seconds that a connection waits for the target
 
 
 class Relay:
@@ -15,26 +17,27 @@ class Relay:
         self.bytes_up = 0  # towards the target
         self.bytes_down = 0
         self._target = target
-        self._whole = True
         self._open: set[socket.socket] = set()
         self._guard = threading.Lock()
-        self._listener = socket.create_server((_HOST, 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.port = 0
+        self.mend()
 
     def cut(self) -> None:
-        """Break all connections and take no new ones."""
-        self._whole = False
+        """Break all connections and refuse new ones."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
+        self._listener.close()
         self._hang_up()
 
     def mend(self) -> None:
-        """Take connections again."""
-        self._whole = True
+        """Take connections, on the same port as before."""
+        self._listener = socket.create_server((_HOST, self.port))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def close(self) -> None:
         """End it."""
-        self._listener.close()
-        self._hang_up()
+        self.cut()
 
     def _hang_up(self) -> None:
         with self._guard:
@@ -44,23 +47,28 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                near, _ = listener.accept()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        """Join a connection with the target; while that is down, wait: an end in a TLS handshake stops a SuperNode."""
+        end = time.monotonic() + _PATIENCE
         while True:
             try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            try:
-                if not self._whole:
-                    raise ConnectionRefusedError
                 far = socket.create_connection((_HOST, self._target))
+                break
             except OSError:
-                near.close()
-                continue
-            with self._guard:
-                self._open |= {near, far}
-            threading.Thread(target=self._pass, args=(near, far, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()
+                if time.monotonic() > end:
+                    near.close()
+                    return
+                time.sleep(0.2)
+        with self._guard:
+            self._open |= {near, far}
+        threading.Thread(target=self._pass, args=(near, far, True), daemon=True).start()
+        threading.Thread(target=self._pass, args=(far, near, False), daemon=True).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         with suppress(OSError):
