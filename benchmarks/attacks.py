@@ -59,6 +59,12 @@ CASES: dict[str, Case] = {
     "fedavg-dp-server": Case("FedAvg+DP (epsilon 10), server", PRIVATE, BLIND),
     "fedrp-server": Case("FedRP as printed, m = 1,000, server", PRINTED, BLIND),
     "subspace-server": Case("Subspace, m = 1,000, server", SUBSPACE, BLIND),
+    "subspace-server-dp": Case("Subspace with noise (epsilon 10), m = 1,000, server", NOISY, BLIND),
+    "fedavg-dp-insider": Case(
+        "FedAvg+DP (epsilon 10), server + client",
+        dataclasses.replace(PRIVATE, adversary="server+client", targets=4),
+        BLIND,
+    ),
     "fedrp-insider": Case(
         "FedRP as printed, m = 1,000, server + client",
         dataclasses.replace(PRINTED, adversary="server+client", targets=4),
@@ -79,12 +85,6 @@ CASES: dict[str, Case] = {
         dataclasses.replace(NOISY, adversary="server+client"),
         BLIND,
     ),
-    "fedavg-dp-insider": Case(
-        "FedAvg+DP (epsilon 10), server + client",
-        dataclasses.replace(PRIVATE, adversary="server+client", targets=4),
-        BLIND,
-    ),
-    "subspace-server-dp": Case("Subspace with noise (epsilon 10), m = 1,000, server", NOISY, BLIND),
     "fedavg-client-2": Case("FedAvg, other client, K = 2", dataclasses.replace(BASE, adversary="client", clients=2)),
     "fedavg-client-10": Case("FedAvg, other client, K = 10", dataclasses.replace(BASE, adversary="client")),
     "subspace-client-2": Case(
@@ -121,6 +121,16 @@ CASES: dict[str, Case] = {
     ),
     "fedavg-batch-4": Case("FedAvg, server, 4 pictures a step", dataclasses.replace(BASE, pictures=4, targets=2)),
     "fedavg-round-3": Case("FedAvg, server, round 3", dataclasses.replace(BASE, rounds=3, round=3, targets=4)),
+    "fedrp-round-2": Case(
+        "FedRP as printed, m = 1,000, server + client, round 2",
+        dataclasses.replace(PRINTED, adversary="server+client", rounds=3, round=2, targets=2),
+    ),
+    "subspace-joined-4": Case(
+        "Subspace, m = 200, server + client, rounds 1 to 4 at once",
+        dataclasses.replace(
+            SUBSPACE, adversary="server+client", dim=200, projection="sign", rounds=5, round=4, joined=4, targets=2
+        ),
+    ),
     "fedavg-known-step": Case(
         "FedAvg, server, stated learning rate (DLM)", dataclasses.replace(BASE, targets=4), Effort(known_step=True)
     ),
@@ -241,13 +251,14 @@ JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
 def run(names: Sequence[str]) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    # Of the code that this process has loaded, whatever is edited while it runs.
+    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
     known = {} if names else json.loads(KEPT.read_text())
     for name in JOBS if "all" in names else names or [name for name in JOBS if name not in known]:
         path = WORK / f"{name}.json"
         if path.exists():
             continue
         print(name, flush=True)
-        commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
         path.write_text(json.dumps({"commit": commit, **JOBS[name](name)}, indent=1))
 
 
@@ -321,12 +332,16 @@ def membership_table(results: dict[str, Any]) -> str:
         interval = f"{scores['auc']:.3f} ({scores['auc_low']:.3f} to {scores['auc_high']:.3f})"
         return [interval, f"{100 * scores['tpr_at_1_percent_fpr']:.1f} %"]
 
+    def title(name: str) -> str:
+        config = MEMBERSHIP[name]
+        return config.algorithm if config.dp_epsilon is None else f"{config.algorithm}, epsilon {config.dp_epsilon:g}"
+
     lines = [
         [
-            *(r["algorithm"], f"{r['accuracy']:.1f}", f"{r['members']}, {r['members_of']}"),
+            *(title(name), f"{r['accuracy']:.1f}", f"{r['members']}, {r['members_of']}"),
             *(*cells(r["loss"]), *cells(r["calibrated"])),
         ]
-        for r in (results[name] for name in MEMBERSHIP)
+        for name, r in ((name, results[name]) for name in MEMBERSHIP)
     ]
     header = ["algorithm", "test accuracy %", "members", "loss, AUC (95 %)", "found at 1 % false"]
     return table([*header, "calibrated, AUC (95 %)", "found at 1 % false"], lines)
@@ -404,11 +419,10 @@ def render() -> None:
     KEPT.write_text(json.dumps(results, indent=1) + "\n")
     draw_pictures(results)
     draw_budgets(results)
-    main = ["fedavg-server", "fedavg-dp-server", "fedrp-server", "subspace-server", "fedrp-insider"]
-    main += [name for name in CASES if name.startswith("subspace-insider") or "client" in name]
+    first = list(CASES).index("fedavg-batch-4")
     tables = {
-        "inversion": inversion_table(results, main),
-        "variants": inversion_table(results, [name for name in CASES if name not in main]),
+        "inversion": inversion_table(results, list(CASES)[:first]),
+        "variants": inversion_table(results, list(CASES)[first:]),
         "links": links_table(results),
         "labels": labels_table(results),
         "membership": membership_table(results),
