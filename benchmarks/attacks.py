@@ -121,16 +121,25 @@ CASES: dict[str, Case] = {
     ),
     "fedavg-batch-4": Case("FedAvg, server, 4 pictures a step", dataclasses.replace(BASE, pictures=4, targets=2)),
     "fedavg-round-3": Case("FedAvg, server, round 3", dataclasses.replace(BASE, rounds=3, round=3, targets=4)),
-    "fedrp-round-2": Case(
-        "FedRP as printed, m = 1,000, server + client, round 2",
-        dataclasses.replace(PRINTED, adversary="server+client", rounds=3, round=2, targets=2),
-    ),
-    "subspace-joined-4": Case(
-        "Subspace, m = 200, server + client, rounds 1 to 4 at once",
-        dataclasses.replace(
-            SUBSPACE, adversary="server+client", dim=200, projection="sign", rounds=5, round=4, joined=4, targets=2
-        ),
-    ),
+    **{
+        f"fedrp-round-{last}": Case(
+            f"FedRP as printed, m = 1,000, server + client, round {last}",
+            dataclasses.replace(PRINTED, adversary="server+client", rounds=last + 1, round=last, targets=2),
+        )
+        for last in (2, 5)
+    },
+    **{
+        f"subspace-joined-{last}": Case(
+            f"Subspace, m = {m}, server + client, rounds 1 to {last} at once",
+            dataclasses.replace(
+                dataclasses.replace(SUBSPACE, adversary="server+client", dim=m, projection="sign", targets=2),
+                rounds=last + 1,
+                round=last,
+                joined=last,
+            ),
+        )
+        for m, last in ((200, 4), (100, 8))
+    },
     "fedavg-known-step": Case(
         "FedAvg, server, stated learning rate (DLM)", dataclasses.replace(BASE, targets=4), Effort(known_step=True)
     ),
