@@ -206,6 +206,15 @@ def test_a_later_round_of_fedavg_is_no_safer() -> None:
 
 
 @pytest.mark.slow
+def test_rounds_add_up_until_a_small_matrix_gives_the_picture_away() -> None:
+    few = Scenario("fedrp-subspace", "server+client", clients=2, targets=1, dim=200, projection="sign", rounds=5)
+    (one,) = attack_pictures(few, Effort()).psnr
+    (four,) = attack_pictures(dataclasses.replace(few, round=4, joined=4), Effort()).psnr
+    assert one < 20
+    assert four > 25
+
+
+@pytest.mark.slow
 def test_of_two_clients_each_reads_the_other() -> None:
     scenario = Scenario("fedrp-subspace", "client", clients=2, rounds=2, projection="sign")
     assert min(attack_pictures(scenario, Effort()).psnr) > 25
