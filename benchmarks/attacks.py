@@ -1,9 +1,11 @@
 """Every attack of docs/attacks.md: run it, keep it, draw it, render its tables.
 
-    python benchmarks/attacks.py run [NAME ...]     run what is missing (without names: everything; about half an hour)
+    python benchmarks/attacks.py run                run what benchmarks/results/attacks.json does not have yet
+    python benchmarks/attacks.py run NAME ...       run these again ("all": everything, about half an hour)
     python benchmarks/attacks.py render             write benchmarks/results/attacks.json, the figures and the tables
 
-What was run is kept in runs/attacks/ with its pictures; `render` needs all of it.
+What was run is kept in runs/attacks/ with its pictures, and run only once. `render` takes the rest from attacks.json;
+pictures are not kept there, so the figure of them is drawn only where all that it shows was run.
 """
 
 import argparse
@@ -50,12 +52,19 @@ SUBSPACE = dataclasses.replace(BASE, algorithm="fedrp-subspace")
 PRINTED = dataclasses.replace(BASE, algorithm="fedrp")
 PRIVATE = dataclasses.replace(BASE, algorithm="fedavg-dp", rounds=10)
 BLIND = Effort(smoothness=0.1)  # what suits an attacker best who matches noise
+NOISY = dataclasses.replace(SUBSPACE, dp_epsilon=10.0, rounds=10, projection="sign", targets=4)
 
 CASES: dict[str, Case] = {
     "fedavg-server": Case("FedAvg, server", BASE),
     "fedavg-dp-server": Case("FedAvg+DP (epsilon 10), server", PRIVATE, BLIND),
     "fedrp-server": Case("FedRP as printed, m = 1,000, server", PRINTED, BLIND),
     "subspace-server": Case("Subspace, m = 1,000, server", SUBSPACE, BLIND),
+    "subspace-server-dp": Case("Subspace with noise (epsilon 10), m = 1,000, server", NOISY, BLIND),
+    "fedavg-dp-insider": Case(
+        "FedAvg+DP (epsilon 10), server + client",
+        dataclasses.replace(PRIVATE, adversary="server+client", targets=4),
+        BLIND,
+    ),
     "fedrp-insider": Case(
         "FedRP as printed, m = 1,000, server + client",
         dataclasses.replace(PRINTED, adversary="server+client", targets=4),
@@ -73,9 +82,7 @@ CASES: dict[str, Case] = {
     ),
     "subspace-insider-dp": Case(
         "Subspace with noise (epsilon 10), m = 1,000, server + client",
-        dataclasses.replace(
-            SUBSPACE, adversary="server+client", dp_epsilon=10.0, rounds=10, projection="sign", targets=4
-        ),
+        dataclasses.replace(NOISY, adversary="server+client"),
         BLIND,
     ),
     "fedavg-client-2": Case("FedAvg, other client, K = 2", dataclasses.replace(BASE, adversary="client", clients=2)),
@@ -88,8 +95,51 @@ CASES: dict[str, Case] = {
         "Subspace, m = 1,000, other client, K = 10",
         dataclasses.replace(SUBSPACE, adversary="client", projection="sign"),
     ),
+    "fedavg-dp-client-2": Case(
+        "FedAvg+DP (epsilon 10), other client, K = 2",
+        dataclasses.replace(PRIVATE, adversary="client", clients=2),
+        BLIND,
+    ),
+    "fedavg-dp-client-10": Case(
+        "FedAvg+DP (epsilon 10), other client, K = 10", dataclasses.replace(PRIVATE, adversary="client"), BLIND
+    ),
+    "fedrp-client-2": Case(
+        "FedRP as printed, m = 1,000, other client, K = 2", dataclasses.replace(PRINTED, adversary="client", clients=2)
+    ),
+    "fedrp-client-10": Case(
+        "FedRP as printed, m = 1,000, other client, K = 10", dataclasses.replace(PRINTED, adversary="client")
+    ),
+    "subspace-client-2-dp": Case(
+        "Subspace with noise (epsilon 10), m = 1,000, other client, K = 2",
+        dataclasses.replace(NOISY, adversary="client", clients=2),
+        BLIND,
+    ),
+    "subspace-client-10-dp": Case(
+        "Subspace with noise (epsilon 10), m = 1,000, other client, K = 10",
+        dataclasses.replace(NOISY, adversary="client"),
+        BLIND,
+    ),
     "fedavg-batch-4": Case("FedAvg, server, 4 pictures a step", dataclasses.replace(BASE, pictures=4, targets=2)),
     "fedavg-round-3": Case("FedAvg, server, round 3", dataclasses.replace(BASE, rounds=3, round=3, targets=4)),
+    **{
+        f"fedrp-round-{last}": Case(
+            f"FedRP as printed, m = 1,000, server + client, round {last}",
+            dataclasses.replace(PRINTED, adversary="server+client", rounds=last + 1, round=last, targets=2),
+        )
+        for last in (2, 5)
+    },
+    **{
+        f"subspace-joined-{last}": Case(
+            f"Subspace, m = {m}, server + client, rounds 1 to {last} at once",
+            dataclasses.replace(
+                dataclasses.replace(SUBSPACE, adversary="server+client", dim=m, projection="sign", targets=2),
+                rounds=last + 1,
+                round=last,
+                joined=last,
+            ),
+        )
+        for m, last in ((200, 4), (100, 8))
+    },
     "fedavg-known-step": Case(
         "FedAvg, server, stated learning rate (DLM)", dataclasses.replace(BASE, targets=4), Effort(known_step=True)
     ),
@@ -137,6 +187,7 @@ MEMBERSHIP = {
     "membership-fedavg-dp": RunConfig("fedavg-dp"),
     "membership-fedrp": RunConfig("fedrp"),
     "membership-subspace": RunConfig("fedrp-subspace", projection="sign"),
+    "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dp_epsilon=10.0),
     "membership-fwc": RunConfig("fwc"),
 }
 MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5
@@ -209,12 +260,14 @@ JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
 def run(names: Sequence[str]) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    for name in names or JOBS:
+    # Of the code that this process has loaded, whatever is edited while it runs.
+    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
+    known = {} if names else json.loads(KEPT.read_text())
+    for name in JOBS if "all" in names else names or [name for name in JOBS if name not in known]:
         path = WORK / f"{name}.json"
         if path.exists():
             continue
         print(name, flush=True)
-        commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
         path.write_text(json.dumps({"commit": commit, **JOBS[name](name)}, indent=1))
 
 
@@ -226,16 +279,20 @@ def _git(*arguments: str) -> str:
 
 
 def kept() -> dict[str, Any]:
-    missing = [name for name in JOBS if not (WORK / f"{name}.json").exists()]
+    """What was run here, and for the rest what was kept before."""
+    before = json.loads(KEPT.read_text())
+    here = {name: WORK / f"{name}.json" for name in JOBS}
+    results = before | {name: json.loads(path.read_text()) for name, path in here.items() if path.exists()}
+    missing = [name for name in JOBS if name not in results]
     if missing:
         raise SystemExit(f"not run yet: {', '.join(missing)}")
     origin = {
-        "command": "python benchmarks/attacks.py run && python benchmarks/attacks.py render",
+        "command": "python benchmarks/attacks.py run all && python benchmarks/attacks.py render",
         "data": "mnist-mini (bundled); attacked pictures from its training part, public pictures from its test part",
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one thread",
     }
-    return {"origin": origin, **{name: json.loads((WORK / f"{name}.json").read_text()) for name in JOBS}}
+    return {"origin": origin, **{name: results[name] for name in JOBS}}
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -284,12 +341,16 @@ def membership_table(results: dict[str, Any]) -> str:
         interval = f"{scores['auc']:.3f} ({scores['auc_low']:.3f} to {scores['auc_high']:.3f})"
         return [interval, f"{100 * scores['tpr_at_1_percent_fpr']:.1f} %"]
 
+    def title(name: str) -> str:
+        config = MEMBERSHIP[name]
+        return config.algorithm if config.dp_epsilon is None else f"{config.algorithm}, epsilon {config.dp_epsilon:g}"
+
     lines = [
         [
-            *(r["algorithm"], f"{r['accuracy']:.1f}", f"{r['members']}, {r['members_of']}"),
+            *(title(name), f"{r['accuracy']:.1f}", f"{r['members']}, {r['members_of']}"),
             *(*cells(r["loss"]), *cells(r["calibrated"])),
         ]
-        for r in (results[name] for name in MEMBERSHIP)
+        for name, r in ((name, results[name]) for name in MEMBERSHIP)
     ]
     header = ["algorithm", "test accuracy %", "members", "loss, AUC (95 %)", "found at 1 % false"]
     return table([*header, "calibrated, AUC (95 %)", "found at 1 % false"], lines)
@@ -323,6 +384,10 @@ SHOWN = (
 
 
 def draw_pictures(results: dict[str, Any]) -> None:
+    missing = [name for name in SHOWN if not (WORK / f"{name}.npz").exists()]
+    if missing:
+        print(f"{FIGURES / 'attacks.png'} is left as it is: without pictures of {', '.join(missing)}")
+        return
     stored = {name: np.load(WORK / f"{name}.npz") for name in SHOWN}
     originals = stored["fedavg-server"]["originals"]
     count = len(originals)
@@ -363,11 +428,10 @@ def render() -> None:
     KEPT.write_text(json.dumps(results, indent=1) + "\n")
     draw_pictures(results)
     draw_budgets(results)
-    main = ["fedavg-server", "fedavg-dp-server", "fedrp-server", "subspace-server", "fedrp-insider"]
-    main += [name for name in CASES if name.startswith("subspace-insider") or "client" in name]
+    first = list(CASES).index("fedavg-batch-4")
     tables = {
-        "inversion": inversion_table(results, main),
-        "variants": inversion_table(results, [name for name in CASES if name not in main]),
+        "inversion": inversion_table(results, list(CASES)[:first]),
+        "variants": inversion_table(results, list(CASES)[first:]),
         "links": links_table(results),
         "labels": labels_table(results),
         "membership": membership_table(results),
@@ -386,7 +450,7 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "render"))
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in JOBS]
+    unknown = [name for name in arguments.names if name not in {*JOBS, "all"}]
     if unknown:
         raise SystemExit(f"unknown: {unknown[0]}; known: {', '.join(JOBS)}")
     if arguments.action == "run":

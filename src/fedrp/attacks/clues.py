@@ -40,13 +40,14 @@ class Clue(NamedTuple):
 def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     """One clue per client whose upload is seen; for a client that sees aggregates only, one about all others.
 
+    In printed FedRP every client keeps its own model, which the adversary does not have. After round 1 the first model,
+    common to all, stands in for it: the clue is then the sum of all steps so far, about as if they were taken there.
+
     Raises:
-        ConfigError: the algorithm sends nothing that this attack could use, or not in that round.
+        ConfigError: the algorithm sends nothing that this attack could use, or the round's aggregate was not recorded.
     """
     config = view.public.config
     require_choice("algorithm to attack", config.algorithm, _UPDATES)
-    if round_ > 1 and ALGORITHMS[config.algorithm].delivers == "client":
-        raise ConfigError(f"round={round_} is not valid: in '{config.algorithm}' only the first model is common to all")
     keys = opened_keys(view) if view.insider else _guessed_keys(view, guess)
     model = _model(view, keys, round_)
     secret = ALGORITHMS[config.algorithm].secret

@@ -61,6 +61,7 @@ class Scenario:
     dp_epsilon: float | None = None  # noise in the run, for algorithms that can
     rounds: int = 10  # of the run; the noise depends on it
     round: int = 1  # that is attacked
+    joined: int = 1  # rounds attacked at once: that one and those before it
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -74,6 +75,8 @@ class Scenario:
             )
         if not 1 <= self.round <= self.rounds:
             raise ConfigError(f"round={self.round} is not valid: the run has rounds 1 to {self.rounds}")
+        if not 1 <= self.joined <= self.round:
+            raise ConfigError(f"joined={self.joined} is not valid: rounds 1 to {self.round} can be attacked at once")
 
 
 class Target(NamedTuple):
@@ -143,16 +146,19 @@ def attack_pictures(
     prior = _unit(dataset.test_x).mean(axis=0)
     seed = RunSeed(scenario.seed)
     began = time.monotonic()
-    clues = find_clues(view, seed, scenario.round)[: scenario.targets]
+    rounds = range(scenario.round - scenario.joined + 1, scenario.round + 1)
+    by_round = [find_clues(view, seed, round_)[: scenario.targets] for round_ in rounds]
+    clues = list(zip(*by_round, strict=True))  # all clients take part in every round, in the same order
     targets = []
-    for number, clue in enumerate(clues):
-        truth = np.concatenate([chosen[client] for client in clue.clients])
-        guess = invert(view.public, clue, len(truth), effort, prior, seed)
+    for number, about in enumerate(clues):
+        clients = about[0].clients
+        truth = np.concatenate([chosen[client] for client in clients])
+        guess = invert(view.public, about, len(truth), effort, prior, seed)
         originals = _unit(dataset.train_x[truth])
         found = guess.pictures[matched(originals, guess.pictures)]
         pairs = list(zip(originals, found, strict=True))
         target = Target(
-            clients=clue.clients,
+            clients=clients,
             originals=originals,
             found=found,
             labels=tuple(sorted(dataset.train_y[truth].tolist())),
@@ -169,8 +175,8 @@ def attack_pictures(
     return Outcome(
         scenario=scenario,
         effort=effort,
-        parameters=clues[0].model.size,
-        guessed=clues[0].guessed,
+        parameters=clues[0][0].model.size,
+        guessed=clues[0][0].guessed,
         targets=tuple(targets),
         mean_picture=tuple(psnr(picture, prior) for picture in attacked),
         other_picture=tuple(psnr(*pair) for pair in zip(attacked, others, strict=True)),

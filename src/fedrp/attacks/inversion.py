@@ -9,7 +9,7 @@ rate that the settings state; without it, its variant for unknown learning rates
 bias (iDLG, Zhao et al. 2020) where it is seen, otherwise from the class whose typical gradient lies closest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,23 +48,21 @@ class Reconstruction(NamedTuple):
 Objective = Callable[[torch.Tensor], torch.Tensor]
 
 
-def invert(public: Public, clue: Clue, count: int, effort: Effort, prior: Pictures, seed: RunSeed) -> Reconstruction:
-    """`count` pictures that explain a clue. `prior` is where the search starts: a typical picture (C, H, W)."""
+def invert(
+    public: Public, clues: Sequence[Clue], count: int, effort: Effort, prior: Pictures, seed: RunSeed
+) -> Reconstruction:
+    """`count` pictures that explain clues about them, one per round; the first of them names the labels.
+
+    `prior` is where the search starts: a typical picture (C, H, W).
+    """
     require_choice("method", effort.method, METHODS)
-    gradient = gradient_at(public, clue.model)
-    labels = recovered_labels(public, clue, count, prior)
-    target = torch.from_numpy(-clue.update)
+    labels = recovered_labels(public, clues[0], count, prior)
     y = torch.tensor(labels)
-    if effort.known_step:
-        target = target / _stated_step(public, clue)
+    misses = [_miss(public, clue, y, effort.known_step) for clue in clues]
 
     def objective(pictures: torch.Tensor) -> torch.Tensor:
-        seen = _seen(gradient(scaled(public, pictures), y), clue.projection)
-        if effort.known_step:
-            miss = (seen - target).square().sum() / target.square().sum()
-        else:
-            miss = 1 - cosine_similarity(seen, target, dim=0)
-        return miss + effort.smoothness * _variation(pictures)
+        each = torch.stack([miss(pictures) for miss in misses])
+        return each.mean() + effort.smoothness * _variation(pictures)
 
     found = []
     for restart in range(effort.restarts):
@@ -73,6 +71,22 @@ def invert(public: Public, clue: Clue, count: int, effort: Effort, prior: Pictur
         found.append(METHODS[effort.method](objective, start, effort.iterations))
     best, mismatch = min(found, key=lambda item: item[1])
     return Reconstruction(best.clamp(0, 1).numpy(), labels, mismatch)
+
+
+def _miss(public: Public, clue: Clue, labels: torch.Tensor, known_step: bool) -> Objective:
+    """How badly pictures explain one clue."""
+    gradient = gradient_at(public, clue.model)
+    target = torch.from_numpy(-clue.update)
+    if known_step:
+        target = target / _stated_step(public, clue)
+
+    def miss(pictures: torch.Tensor) -> torch.Tensor:
+        seen = _seen(gradient(scaled(public, pictures), labels), clue.projection)
+        if known_step:
+            return (seen - target).square().sum() / target.square().sum()
+        return 1 - cosine_similarity(seen, target, dim=0)
+
+    return miss
 
 
 def recovered_labels(public: Public, clue: Clue, count: int, prior: Pictures) -> tuple[int, ...]:
