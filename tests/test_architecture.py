@@ -118,7 +118,7 @@ def test_imports_form_layers_without_a_circle() -> None:
 
 def test_no_public_function_swallows_unknown_keywords() -> None:
     for name in TREES:
-        if name == "cli.py":  # click hands its options over by name
+        if name.startswith("cli/"):  # click hands its options over by name
             continue
         for node in public_definitions(name):
             if isinstance(node, ast.FunctionDef):

@@ -208,6 +208,12 @@ def test_settings_have_the_names_of_the_command_line_and_auto_is_the_default() -
     assert (config.local_epochs, config.lr, config.quorum, pacing.store) == (3, None, 1.0, "here")
 
 
+def test_uploads_are_masked_unless_the_run_config_says_otherwise() -> None:
+    assert run_settings({})[0].secure_aggregation
+    assert not run_settings({"secure-aggregation": False})[0].secure_aggregation
+    assert not run_settings({"algorithm": "fwc"})[0].secure_aggregation  # nothing is sent
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [({"store": ""}, "has no store"), ({"min-clients": 5}, "min_clients=5 is more than clients=4")],

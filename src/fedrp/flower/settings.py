@@ -1,7 +1,7 @@
 """Settings of a deployed run: Flower's flat run config and node config, checked and typed.
 
 The run config holds the fields of `RunConfig` and `Pacing`, with '-' or '_'; "auto" asks for the default. Keys that
-begin with "app-" are the app's own.
+begin with "app-" are the app's own. Unless it says otherwise, uploads are masked (`secure_aggregation`).
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, from_settings, read_toml, require_choice
 from fedrp.errors import ConfigError
 
@@ -57,6 +58,9 @@ def run_settings(run_config: Values) -> tuple[RunConfig, Pacing]:
         if value != _AUTO:
             settings[name] = value
     config = from_settings(RunConfig, settings)
+    algorithm = ALGORITHMS.get(config.algorithm)
+    if "secure_aggregation" not in settings and algorithm and algorithm.exchanges:
+        config = dataclasses.replace(config, secure_aggregation=True)
     if config.dropout:
         raise ConfigError(f"dropout={config.dropout} is for the simulator only: leave it out")
     return config, from_settings(Pacing, settings)

@@ -1,0 +1,121 @@
+"""What all commands share: the group they belong to, options made of config fields, progress."""
+
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedrp._version import __version__
+from fedrp.config import RunConfig, Speed, from_settings, read_toml
+
+COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
+CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="fedrp")
+def cli() -> None:
+    """Federated learning with secret random projections."""
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option per field of `RunConfig` and `Speed`: what TOML can say, the command line can say."""
+    for record in (Speed, RunConfig):
+        hints = typing.get_type_hints(record)
+        for setting in reversed(dataclasses.fields(record)):
+            kind = next(
+                k for k in (bool, str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name]))
+            )
+            shown = CLI_WORKERS if setting.name == "workers" else setting.default
+            text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
+            option = "--" + setting.name.replace("_", "-")
+            if kind is bool:
+                option, text = f"{option}/--no-{option[2:]}", setting.metadata["help"]
+            command = click.option(option, setting.name, type=kind, default=None, help=text)(command)
+    for option in (
+        click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output"),
+        click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
+        click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
+        click.option("--data-dir", help="data folder (also FEDRP_DATA)"),
+        click.argument("config", required=False, type=click.Path(path_type=Path)),
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Command:
+    """Settings that belong to a command, not to a run."""
+
+    data_dir: str | None = None
+    out: str | None = None
+    algorithms: str = COMPARED
+    resume: bool = False
+    json: bool = False
+
+    def folder(self, name: str) -> Path:
+        """The folder that was asked for, or a new one."""
+        return Path(self.out) if self.out else _new_folder(name)
+
+
+def read_settings(config: Path | None, given: dict[str, Any]) -> tuple[RunConfig, Speed, Command]:
+    """What the config file and the options together ask for; options win."""
+    known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
+    settings: dict[str, Any] = {"workers": CLI_WORKERS}
+    if config is not None:
+        settings |= read_toml(config, known)
+    settings |= {name: value for name, value in given.items() if value is not None}
+    return from_settings(RunConfig, settings), from_settings(Speed, settings), from_settings(Command, settings)
+
+
+def _new_folder(name: str) -> Path:
+    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist."""
+    number = 1
+    while (path := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return path
+
+
+def path_or_none(text: str | None) -> Path | None:
+    """An option that may be left out."""
+    return Path(text) if text else None
+
+
+def some_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options for some fields of `RunConfig`, as `fedrp run` has them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = typing.get_type_hints(RunConfig)
+        fields = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
+        for name in reversed(names):
+            kind = next(k for k in (str, float, int) if k in (hints[name], *typing.get_args(hints[name])))
+            option = "--" + name.replace("_", "-")
+            command = click.option(option, name, type=kind, default=None, help=fields[name].metadata["help"])(command)
+        return command
+
+    return decorate
+
+
+@contextmanager
+def counting(name: str) -> typing.Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, or a line for every tenth of the way; fed with what is done, of how much."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+
+        def on_step(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            if not console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+                print(f"{name} {done}/{total}", file=sys.stderr, flush=True)
+
+        yield on_step

@@ -1,0 +1,217 @@
+"""Commands that check privacy: bounds and ledgers, audits, attacks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedrp.cli.common import cli, counting, path_or_none, read_settings, settings_options, some_settings
+from fedrp.config import RunConfig, from_settings
+from fedrp.errors import ConfigError, PrivacyError
+
+# --- privacy -------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("run_folder", required=False, type=click.Path(path_type=Path))
+@click.option("--dim", type=int, help="projection dimension m")
+@click.option("--alpha", type=float, help="sensitivity-to-norm ratio")
+@click.option("--sensitivity", type=float, help="largest distance between the vectors of adjacent data sets")
+@click.option("--norm-min", type=float, help="smallest norm of a vector")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="delta of every statement")
+@click.option("--rounds", type=int, default=1, show_default=True, help="rounds T to compose")
+@click.option("--clients", type=int, help="clients K that share the matrix, for the joint and the aggregate view")
+@click.option("--distance", type=float, help="distance of a client's vector to the span of the others'")
+@click.option("--secure-aggregation", is_flag=True, help="also the view of a server that sees sums only")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def privacy(run_folder: Path | None, as_json: bool, dim: int | None, **view: Any) -> None:
+    """What a projection is worth by each bound, or the ledger of the run in RUN_FOLDER."""
+    if run_folder is not None:
+        _print_ledger(run_folder, as_json)
+        return
+    from fedrp.privacy import projection_report
+
+    if dim is None:
+        raise ConfigError("give --dim, or the folder of a finished run")
+    report = projection_report(dim, **view).as_json()
+    if as_json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:<24} {json.dumps(value)}")
+
+
+def _print_ledger(folder: Path, as_json: bool) -> None:
+    try:
+        ledger = json.loads((folder / "result.json").read_text())["privacy"]
+    except (OSError, ValueError, KeyError):
+        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable result.json") from None
+    if as_json:
+        print(json.dumps(ledger))
+        return
+    for item in ledger:
+        print(f"against {item['adversary']}; neighbours: {item['adjacency']}")
+        if item["epsilon"] is None:
+            print(f"    no guarantee: {item['reason']}")
+        else:
+            print(f"    epsilon {item['epsilon']:.4g} at delta {item['delta']:g} (bound: {item['bound']})")
+            for assumption in item["assumptions"]:
+                print(f"    assuming: {assumption}")
+
+
+# --- audit ---------------------------------------------------------------------------------------------------------
+
+_ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-holder")
+
+
+@cli.command()
+@some_settings("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier")
+@some_settings("dp_epsilon", "dp_delta", "dp_noise", "ball", "norm_floor")
+@click.option("--secure-aggregation", is_flag=True, default=None, help="mask uploads: the server learns sums only")
+@click.option("--trials", default=1000, show_default=True, help="runs in each of the two worlds")
+@click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
+@click.option("--adversary", type=click.Choice(_ADVERSARIES), help="whose claim is tested  [default: the strongest]")
+@click.option("--broken", help="break it on purpose: no-noise, half-noise or reused-key")
+@click.option("--parameters", default=40, show_default=True, help="size of the stand-in model")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def audit(
+    trials: int,
+    confidence: float,
+    adversary: str | None,
+    broken: str | None,
+    parameters: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism."""
+    from fedrp.config import require_choice
+    from fedrp.game import Fault
+    from fedrp.game import audit as play
+    from fedrp.privacy import Adversary
+
+    fault = broken or Fault.NONE.value
+    require_choice("broken", fault, [known.value for known in Fault])
+    settings = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8, "projection": "gaussian"}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    config = from_settings(RunConfig, settings)
+    whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None
+    with counting("trials") as on_step:
+        result = play(config, trials, confidence, Fault(fault), whom, parameters, lambda done: on_step(done, trials))
+    told = result.as_json()
+    if as_json:
+        print(json.dumps(told))
+    else:
+        claimed = "none" if told["claimed_epsilon"] is None else f"{told['claimed_epsilon']:.4g}"
+        print(f"claimed epsilon          {claimed} at delta {told['delta']:g}, against {told['adversary']}")
+        print(f"neighbours               {told['adjacency']}")
+        print(f"epsilon is at least      {told['lower_bound']:.4g} (confidence {confidence:g}, {trials} runs a world)")
+        print(f"verdict                  {told['verdict']}")
+    if result.violated:
+        raise PrivacyError(
+            f"the mechanism leaks more than claimed: epsilon is at least {told['lower_bound']:.4g}, "
+            f"claimed {told['claimed_epsilon']:.4g}"
+        )
+
+
+@cli.command()
+@settings_options
+@click.option("--neighbours", default=8, show_default=True, help="data sets that differ in one record")
+@click.option("--change", default="replace", show_default=True, help="what happens to the record: replace or remove")
+@click.option("--client", default=0, show_default=True, help="whose data set")
+def sensitivity(config: Path | None, neighbours: int, change: str, client: int, **given: Any) -> None:
+    """Estimate how far one record moves a client's model, by training again on neighbouring data sets."""
+    from fedrp.neighbours import estimate_sensitivity
+    from fedrp.task import named_task
+
+    settings, speed, command = read_settings(config, given)
+    task = named_task(settings, path_or_none(command.data_dir))
+    told = estimate_sensitivity(settings, task, neighbours, change, client, speed.workers).as_json()
+    if command.json:
+        print(json.dumps(told))
+        return
+    print(f"sensitivity              {told['sensitivity']:.4g}, ESTIMATED: {told['reason']}")
+    if told["norm_floor"] is not None:
+        print(f"norm floor               {told['norm_floor']:.4g}, alpha {told['alpha']:.4g}")
+    for number, spread in enumerate(told["rounds"], 1):
+        shown = f"{spread['smallest']:.4g} to {spread['largest']:.4g}, mean {spread['mean']:.4g}"
+        print(f"round {number:<4} distances     {shown}, deviation {spread['deviation']:.2g}")
+    print("an estimate is no bound: enforce one with --ball (fedrp) or --clip (private algorithms)")
+
+
+# --- attacks -------------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def attack() -> None:
+    """Attack what a run gives away: recorded bytes, or the final model. See docs/attacks.md."""
+
+
+@attack.command("inversion")
+@click.option("--algorithm", default="fedavg", show_default=True, help="fedavg, fedavg-dp, fedrp or fedrp-subspace")
+@click.option("--adversary", default="server", show_default=True, help="server, server+client or client")
+@click.option("--images", "targets", default=4, show_default=True, help="clients to attack")
+@click.option("--clients", default=10, show_default=True, help="number of clients K")
+@click.option("--pictures", default=1, show_default=True, help="pictures of each client, all in one step")
+@click.option("--dim", default=1000, show_default=True, help="projection dimension m")
+@click.option("--projection", help="gaussian, sign or hadamard  [default: by size]")
+@click.option("--model", default="lenet-sigmoid", show_default=True, help="attacked model; see also 'fedrp run --help'")
+@click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey pictures")
+@click.option("--dp-epsilon", type=float, help="client-level epsilon of the run, for fedavg-dp and fedrp-subspace")
+@click.option("--rounds", default=10, show_default=True, help="rounds of the run, which decide the noise")
+@click.option("--round", default=1, show_default=True, help="round that is attacked")
+@click.option("--method", default="lbfgs", show_default=True, help="lbfgs or adam")
+@click.option("--iterations", default=200, show_default=True, help="steps of the search")
+@click.option("--restarts", default=1, show_default=True, help="searches from different starts; the best one counts")
+@click.option("--smoothness", default=1e-3, show_default=True, help="weight of total variation")
+@click.option("--known-step", is_flag=True, help="match lengths too, trusting the stated learning rate")
+@click.option("--seed", default=0, show_default=True, help="pictures, run and guesses")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--out", type=click.Path(path_type=Path), help="folder for pictures.png and result.json")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Reconstruct clients' pictures from what one adversary sees of a run."""
+    from fedrp.attacks.experiment import Scenario, attack_pictures
+    from fedrp.attacks.gallery import write
+    from fedrp.attacks.inversion import Effort
+
+    effort = Effort(**{name: given.pop(name) for name in Effort._fields})
+    scenario = Scenario(**given)
+    with counting(f"{scenario.algorithm}, {scenario.adversary}") as on_step:
+        outcome = attack_pictures(scenario, effort, data_dir, on_step)
+    if out:
+        write(outcome, out)
+    _print_object(outcome.as_json(), as_json)
+
+
+@attack.command("membership")
+@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.option("--references", default=2, show_default=True, help="reference models to train; 0 for the plain loss only")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def attack_membership_of(run_folder: Path, references: int, data_dir: Path | None, as_json: bool) -> None:
+    """Tell members of the training set from others by the final model in RUN_FOLDER."""
+    from fedrp.attacks.membership import attack_membership
+
+    _print_object(attack_membership(run_folder, references, data_dir), as_json)
+
+
+@attack.command("key-search")
+@click.option("--bits", default=16, show_default=True, help="size of the seed to find")
+@click.option("--seed", default=0, show_default=True, help="what the secret seed is drawn from")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def attack_key_search(bits: int, seed: int, as_json: bool) -> None:
+    """Find the seed of a matrix made as in common practice; then try as long for a real key."""
+    from fedrp.attacks.experiment import attack_keys
+
+    with counting("seeds") as on_step:
+        found = attack_keys(bits, seed, lambda tried: on_step(tried, 2**bits))
+    _print_object(found, as_json)
+
+
+def _print_object(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values))
+        return
+    for name, value in values.items():
+        print(f"{name:<28} {f'{value:.4g}' if isinstance(value, float) else value}")

@@ -1,0 +1,185 @@
+"""Commands that train, and the tables of what there is to train."""
+
+import dataclasses
+import functools
+import json
+import sys
+import typing
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedrp.cli.common import (
+    COMPARED,
+    cli,
+    path_or_none,
+    read_settings,
+    settings_options,
+)
+from fedrp.config import RunConfig
+from fedrp.errors import ConfigError, FedRPError
+
+INTERRUPTED = 130
+
+
+class _StoppedError(FedRPError):
+    """Ctrl-C in the middle of a run."""
+
+    exit_code = INTERRUPTED
+
+
+@cli.command()
+@settings_options
+def run(config: Path | None, **given: Any) -> None:
+    """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
+    from fedrp.report import print_table, result_details
+    from fedrp.simulate import simulate
+    from fedrp.task import named_task
+
+    settings, speed, command = read_settings(config, given)
+    name = settings.algorithm
+    if command.resume and command.out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    out = command.folder(f"{name}-{settings.dataset.split(':')[0]}")
+    task = named_task(settings, path_or_none(command.data_dir))
+    with _stoppable(out), _progress([name], settings.rounds) as on_round:
+        shown = functools.partial(on_round, name)
+        result = simulate(settings, task, speed, out, command.resume, shown).as_json()
+    if command.json:
+        print(json.dumps(result))
+    else:
+        print_table([result])
+        print("\n".join([*result_details(result), f"run folder: {out}"]))
+
+
+@cli.command()
+@settings_options
+@click.option("--algorithms", help=f"comma-separated  [default: {COMPARED}]")
+def compare(config: Path | None, **given: Any) -> None:
+    """Train several algorithms on the same split; one table and one plot of accuracy per round."""
+    from fedrp.report import plot_accuracy, print_table
+    from fedrp.simulate import simulate
+    from fedrp.task import named_task
+
+    settings, speed, command = read_settings(config, given)
+    names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"algorithms '{command.algorithms}' is not valid: give different names, separated by commas")
+    configs = [_for_algorithm(settings, name) for name in names]
+    task = named_task(settings, path_or_none(command.data_dir))
+    _require_all_valid(configs, task)
+    out = command.folder("compare")
+    results = []
+    with _stoppable(out), _progress(names, settings.rounds) as on_round:
+        for item in configs:
+            folder = out / item.algorithm
+            again = command.resume and folder.exists()
+            shown = functools.partial(on_round, item.algorithm)
+            results.append(simulate(item, task, speed, folder, again, shown).as_json())
+    plot = out / "accuracy.png"
+    plot_accuracy(results, plot)
+    if command.json:
+        print(json.dumps({"runs": results, "plot": str(plot)}))
+    else:
+        print_table(results)
+        print(f"plot: {plot}")
+
+
+def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
+    """The shared settings for one algorithm; privacy targets and masks are for those that can have them."""
+    from fedrp.algorithms import ALGORITHMS
+
+    if name in ALGORITHMS and not ALGORITHMS[name].private:
+        config = dataclasses.replace(config, dp_epsilon=None, noise_multiplier=None)
+    if name in ALGORITHMS and not ALGORITHMS[name].bounds_models:
+        config = dataclasses.replace(config, ball=None, sensitivity=None, norm_floor=None)
+    if name in ALGORITHMS and not ALGORITHMS[name].exchanges:
+        config = dataclasses.replace(config, secure_aggregation=False)
+    return dataclasses.replace(config, algorithm=name)
+
+
+def _require_all_valid(configs: list[RunConfig], task: Any) -> None:
+    """Find a mistake in the last algorithm before the first has run."""
+    from fedrp.models import built, layout_of
+    from fedrp.simulate import resolved
+
+    parameters = layout_of(built(task.model)).size
+    for config in configs:
+        resolved(config, parameters)
+
+
+@contextmanager
+def _stoppable(out: Path) -> typing.Iterator[None]:
+    """Ctrl-C ends what is inside with a hint how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _StoppedError(f"stopped; what is done is kept, go on with --resume --out {out}") from None
+
+
+@contextmanager
+def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
+    """A progress bar per run on standard error; plain lines where that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        tasks = {name: progress.add_task(name, total=rounds, now="", start=False) for name in names}
+
+        def on_round(name: str, record: Any) -> None:
+            accuracy = f"{record.evaluation.delivered.accuracy:.2f} %"
+            progress.start_task(tasks[name])
+            progress.update(tasks[name], completed=record.round, now=accuracy)
+            if not console.is_terminal:
+                seconds = f"{record.seconds:.1f} s"
+                print(f"{name} round {record.round}/{rounds}: {accuracy}, {seconds}", file=sys.stderr, flush=True)
+
+        yield on_round
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+def algorithms() -> None:
+    """List the algorithms."""
+    from fedrp.algorithms import ALGORITHMS
+
+    for name, algorithm in ALGORITHMS.items():
+        print(f"{name:<16} {algorithm.summary}")
+
+
+@cli.group()
+def data() -> None:
+    """Data sets: what there is, and how to get it."""
+
+
+@data.command("list")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+def data_list(data_dir: Path | None) -> None:
+    """List the data sets and whether they are here."""
+    from fedrp.fetch import available
+
+    for name, where, present in available(data_dir):
+        print(f"{name:<14} {'present' if present else 'missing':<8} {where}")
+
+
+@data.command("fetch")
+@click.argument("name")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--base-url", help="fetch from a mirror instead of the official address")
+def data_fetch(name: str, data_dir: Path | None, base_url: str | None) -> None:
+    """Download a data set, check it, and put it into the data folder."""
+    from fedrp.fetch import fetch_dataset
+
+    for path in fetch_dataset(name, data_dir, base_url):
+        print(path)
