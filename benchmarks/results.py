@@ -50,14 +50,14 @@ PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --lo
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace((100, 1000, 10000))}
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
-        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, learning rate 0.1",
+        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
         f"{MNIST} --local-epochs 1",
         {
-            "fedavg": "--algorithm fedavg --lr 0.1",
-            "fedadmm": "--algorithm fedadmm --lr 0.1",
-            "fwc": "--algorithm fwc --lr 0.1",
-            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000 --lr 0.1",
-            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000 --lr 0.1",
+            "fedavg": "--algorithm fedavg",
+            "fedadmm": "--algorithm fedadmm",
+            "fwc": "--algorithm fwc",
+            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
+            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
         },
     ),
     "subspace": Experiment(
@@ -66,25 +66,32 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1))},
         seeds=(0, 1, 2),
     ),
-    "fedavg-grid": Experiment(
-        "FedAvg's learning rate (0.2 is the default), full MNIST, E = 1",
-        f"{MNIST} --local-epochs 1 --algorithm fedavg",
-        _fedavg_rates((0.1, 0.4)),
-    ),
-    "subspace-grid": Experiment(
-        "FedRP-Subspace's learning rate (0.2 is the default) without server momentum, full MNIST, E = 1",
+    "larger-steps": Experiment(
+        "The same with learning rate 0.2 instead of 0.1",
         f"{MNIST} --local-epochs 1",
         {
-            f"m{m}-lr{lr or 'default'}": f"{_subspace((m,))[f'fedrp-subspace-{m}']}"
-            f"{f' --lr {lr}' if lr else ''} --server-momentum 0"
-            for m in (1000, 100)
-            for lr in (None, 0.1)
+            "fedavg": "--algorithm fedavg --lr 0.2",
+            **{name: f"{options} --lr 0.2" for name, options in _subspace((1000, 100)).items()},
+            "momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --lr 0.2 --server-momentum 0.5",
         },
+        seeds=(0, 1, 2),
     ),
-    "without-momentum": Experiment(
-        "FedRP-Subspace without server momentum, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
-        f"{MNIST} --local-epochs 1",
-        {name: f"{options} --server-momentum 0" for name, options in _subspace((1000, 100)).items()},
+    "fedavg-grid": Experiment(
+        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 1",
+        f"{MNIST} --local-epochs 1 --algorithm fedavg",
+        _fedavg_rates((0.2, 0.4)),
+    ),
+    "few-clients": Experiment(
+        "Few clients with much data: 3 clients with 3,333 pictures of mnist-mini each, 6 rounds, E = 1",
+        "--dataset mnist-mini --clients 3 --rounds 6 --local-epochs 1",
+        {
+            **{f"fedavg-{lr}": f"--algorithm fedavg --lr {lr}" for lr in (0.1, 0.2, 0.4)},
+            **{
+                f"subspace-{lr}-{beta}": f"{_subspace((1000,))['fedrp-subspace-1000']} --lr {lr} --server-momentum {beta}"
+                for lr in (0.1, 0.2)
+                for beta in (0, 0.5)
+            },
+        },
         seeds=(0, 1, 2),
     ),
     "budget": Experiment(
@@ -102,9 +109,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1))},
     ),
     "five-epochs-grid": Experiment(
-        "FedAvg's learning rate (0.2 is the default), full MNIST, E = 5",
+        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
         f"{MNIST} --local-epochs 5 --algorithm fedavg",
-        _fedavg_rates((0.1, 0.4)),
+        _fedavg_rates((0.2, 0.4)),
     ),
     "non-iid": Experiment(
         "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
@@ -116,19 +123,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
     ),
     "non-iid-options": Experiment(
-        "What helps with different data: m = 1,000, 100 clients with 100 pictures each on average, 30 rounds, E = 1",
+        "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1, lr 0.2",
         f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
         {
-            f"{split}{option}".replace(" ", "_"): f"--partition {split} {option}".strip()
+            f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 {option}".strip()
             for split in ("iid", "dirichlet:0.1", "shards:2")
             for option in (
-                *("--server-momentum 0", "--server-momentum 0.5", "--server-momentum 0.9"),
-                *("--server-momentum 0 --proximal 0.01", "--server-momentum 0.5 --proximal 0.01"),
-                *(  # elsewhere all have equally many
-                    ("--server-momentum 0 --weighting samples", "--server-momentum 0.5 --weighting samples")
-                    if split == "dirichlet:0.1"
-                    else ()
-                ),
+                *("", "--server-momentum 0.5", "--server-momentum 0.9", "--proximal 0.01"),
+                *(("--weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
             )
         },
     ),
@@ -159,7 +161,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             "fedavg": "--algorithm fedavg",
             **_subspace((1000, 100)),
-            "without-momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --server-momentum 0",
+            "fedavg-0.2": "--algorithm fedavg --lr 0.2",
+            "fedrp-subspace-1000-0.2": f"{_subspace((1000,))['fedrp-subspace-1000']} --lr 0.2",
+            "momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --lr 0.2 --server-momentum 0.5",
         },
     ),
 }

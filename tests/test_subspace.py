@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedrp import RunConfig, Task, kernels, simulate
-from fedrp.algorithms.subspace import DEFAULT_SERVER_MOMENTUM, fingerprint, step_size
+from fedrp.algorithms.subspace import fingerprint, step_size
 from fedrp.models import MODELS, layout_of, load_vector, secret_initial
 from fedrp.projection import FAMILIES, make_projection, norm_bound
 from fedrp.secret import SecretKey
@@ -43,8 +43,7 @@ def reference(config: RunConfig, task: Task) -> np.ndarray:
                 theta = theta - lr * moving
             thetas.append(theta)
         weights = [len(d.y) if config.weighting == "samples" else 1 for d in data]
-        beta = DEFAULT_SERVER_MOMENTUM if config.server_momentum is None else config.server_momentum
-        velocity = beta * velocity + A.T @ np.average(thetas, axis=0, weights=weights)
+        velocity = config.server_momentum * velocity + A.T @ np.average(thetas, axis=0, weights=weights)
         w = w + velocity
     return w
 
@@ -55,7 +54,7 @@ def reference(config: RunConfig, task: Task) -> np.ndarray:
     [
         {},
         {"grad_clip": 0.1},
-        {"server_momentum": 0.0},
+        {"server_momentum": 0.5},
         {"proximal": 0.3},
         {"weighting": "samples", "partition": "dirichlet:0.5"},
         {"momentum": 0.0, "local_epochs": 2},

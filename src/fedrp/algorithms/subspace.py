@@ -11,7 +11,6 @@ applies the missed (key, thetabar) pairs in order. With privacy asked for, theta
 dimensions (`fedrp.algorithms.private`).
 """
 
-import dataclasses
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -45,18 +44,12 @@ from fedrp.wire import FINGERPRINT_BYTES
 # Steps may be this many times as long as they would be without a projection; see docs/algorithms.md.
 _LONGEST_STEP = 8.0
 
-# Helps on every split tried, most where clients' data differ (docs/results.md); with noise the clip sets the pace.
-DEFAULT_SERVER_MOMENTUM = 0.5
-
 _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> RunConfig:
     config = resolve_projection(config, parameters)
-    if config.server_momentum is None:
-        momentum = 0.0 if config.private else DEFAULT_SERVER_MOMENTUM
-        config = dataclasses.replace(config, server_momentum=momentum)
     return resolve_privacy(config) if config.private else config
 
 
@@ -66,7 +59,7 @@ def step_size(lr: float, norm_bound: float) -> float:
 
 
 def _start(config: RunConfig, initial: Vector) -> ClientState:
-    return ClientState(initial, np.zeros_like(initial) if settled(config.server_momentum) else NOTHING)
+    return ClientState(initial, np.zeros_like(initial) if config.server_momentum else NOTHING)
 
 
 def _consensus(local: Local, clients: Sequence[Participant]) -> list[ClientState]:
@@ -83,7 +76,7 @@ def _consensus(local: Local, clients: Sequence[Participant]) -> list[ClientState
 
 def _finish(local: Local, client: Participant) -> ClientState:
     model, velocity = client.state
-    beta = np.float32(settled(local.config.server_momentum))
+    beta = np.float32(local.config.server_momentum)
     for key, aggregate in client.history:
         if aggregate is not None and key is not None:
             step = local.project(key).adjoint(np.ascontiguousarray(aggregate[: local.config.dim]))
