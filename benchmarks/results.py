@@ -87,7 +87,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             **{f"fedavg-{lr}": f"--algorithm fedavg --lr {lr}" for lr in (0.1, 0.2, 0.4)},
             **{
-                f"subspace-{lr}-{beta}": f"{_subspace((1000,))['fedrp-subspace-1000']} --lr {lr} --server-momentum {beta}"
+                f"subspace-{lr}-{beta}": (
+                    f"{_subspace((1000,))['fedrp-subspace-1000']} --lr {lr} --server-momentum {beta}"
+                )
                 for lr in (0.1, 0.2)
                 for beta in (0, 0.5)
             },
@@ -123,7 +125,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
     ),
     "non-iid-options": Experiment(
-        "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1, lr 0.2",
+        "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1",
         f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
         {
             f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 {option}".strip()
