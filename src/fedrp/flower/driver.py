@@ -65,6 +65,10 @@ class Carrier:
         self._look()
         return frozenset(client for client, node in self.homes.items() if node in self._online)
 
+    def look_again(self) -> None:
+        """Do not rely on an earlier look at who is online."""
+        self._looked = -math.inf
+
     def gather(self, needed: int, patience: float) -> None:
         """Wait until `needed` clients are online.
 
@@ -297,6 +301,7 @@ def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordi
 def _finish(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> None:
     """Give everyone what the last model needs. Who is away gets it when the app is run again with the same store."""
     everyone = tuple(range(server.config.clients))
+    carrier.look_again()  # a round that was just closed may have lost someone, who would be waited for in vain
     carrier.gather(1, carrier.pacing.start_timeout)
     answers = carrier.exchange(FINISH, server.round, coordinator.finish(server, everyone), 1)
     missing = sorted(set(everyone) - set(answers.replies))
