@@ -73,12 +73,12 @@ class Relay:
     def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                sink.sendall(data)
-                with self._guard:
+                with self._guard:  # before it is passed on: who has received it finds it counted
                     if up:
                         self.bytes_up += len(data)
                     else:
                         self.bytes_down += len(data)
+                sink.sendall(data)
         for end in (source, sink):
             with self._guard:
                 self._open.discard(end)
