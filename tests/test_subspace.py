@@ -27,11 +27,13 @@ def reference(config: RunConfig, task: Task) -> np.ndarray:
         family = config.projection or "gaussian"
         matrix = make_projection(family, keys[round_], PARAMETERS, config.dim).forward(np.eye(PARAMETERS, dtype="f4")).T
         A = matrix.astype(np.float64)
-        lr = step_size(config.lr or 0.0, norm_bound(family, PARAMETERS, config.dim))
+        bound = norm_bound(family, PARAMETERS, config.dim)
         thetas = []
         for client, (x, y) in enumerate(data):
             theta, moving = np.zeros(config.dim), np.zeros(config.dim)
-            for batch in client_batches(config, round_, client, len(y)):
+            batches = client_batches(config, round_, client, len(y))
+            lr = step_size(config.lr or 0.0, config.momentum, bound, len(batches))
+            for batch in batches:
                 net = load_vector(TinyNet(), (w + A.T @ theta).astype(np.float32))
                 net.zero_grad()
                 torch.nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
@@ -58,6 +60,7 @@ def reference(config: RunConfig, task: Task) -> np.ndarray:
         {"proximal": 0.3},
         {"weighting": "samples", "partition": "dirichlet:0.5"},
         {"momentum": 0.0, "local_epochs": 2},
+        {"local_epochs": 8, "partition": "dirichlet:0.5"},  # step sizes of clients differ
     ],
     ids=lambda change: ",".join(change) or "plain",
 )
@@ -67,8 +70,22 @@ def test_the_simulator_computes_the_equations(family: str, change: dict[str, obj
 
 
 def test_the_step_size_is_bounded_by_the_matrix_norm() -> None:
-    assert step_size(0.1, 4.0) == 0.1
-    assert step_size(0.1, 80.0) == pytest.approx(0.01)
+    assert step_size(0.1, 0.9, norm_bound=4.0, steps=5) == 0.1
+    assert step_size(0.1, 0.9, norm_bound=80.0, steps=5) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_round_moves_no_further_than_one_of_fifteen_steps(momentum: float) -> None:
+    def moved(steps: int) -> float:
+        """How far gradients of length 1 that never turn bring theta, by running them."""
+        theta, velocity = 0.0, 0.0
+        for _ in range(steps):
+            velocity = momentum * velocity + 1.0
+            theta += step_size(0.1, momentum, 20.0, steps) * velocity
+        return theta
+
+    assert all(moved(steps) < moved(steps + 1) for steps in range(1, 15))
+    assert [moved(steps) for steps in (16, 50, 1000)] == pytest.approx([moved(15)] * 3)
 
 
 def learning_task() -> Task:

@@ -46,7 +46,7 @@ class RunConfig:
     rounds: int = _setting(10, "number of rounds")
     local_epochs: int = _setting(1, "local epochs E per round")
     batch_size: int = _setting(64, "examples per local step")
-    lr: float | None = _setting(None, "learning rate of local SGD; default by model")
+    lr: float | None = _setting(None, "learning rate of local SGD; default by model and algorithm")
     momentum: float = _setting(0.9, "momentum of local SGD")
     grad_clip: float = _setting(1.0, "largest norm of a local gradient; 0 for no limit")
     rho: float | None = _setting(None, "ADMM penalty; default by algorithm")

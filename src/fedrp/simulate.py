@@ -90,7 +90,7 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
         raise ConfigError(f"algorithm '{config.algorithm}' keeps no model within a ball or above a norm: use {able}")
     if config.lr is None:
         lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-        config = dataclasses.replace(config, lr=lr)
+        config = dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
     if config.secure_aggregation:
         _require_summable(config)
     return ALGORITHMS[config.algorithm].resolve(config, parameters)

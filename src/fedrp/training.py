@@ -37,12 +37,13 @@ class Objective(NamedTuple):
 
     `gradient(variables, loss_gradients, rows)` turns gradients of the loss with respect to the weights (k x n) into
     gradients with respect to the variables (k x d). `weights(variables, rows)` maps variables to weights; None means
-    that the variables are the weights. `lr` is the step size, if it is to be another than the configured one.
+    that the variables are the weights. `step_size(steps)`, from how many steps a client takes in the round, replaces
+    the configured learning rate.
     """
 
     gradient: Callable[[Stack, Stack, Rows], Stack]
     weights: Callable[[Stack, Rows], Stack] | None = None
-    lr: float | None = None
+    step_size: Callable[[int], float] | None = None
 
 
 def _loss_only(_variables: Stack, gradients: Stack, _rows: Rows) -> Stack:
@@ -94,7 +95,8 @@ class Trainer:
         velocity = np.zeros_like(variables)
         batches = [self._batches(len(d.y), client, round_, sgd) for d, client in zip(data, clients, strict=True)]
         steps = np.array([len(plan) for plan in batches])
-        lr = np.float32(sgd.lr if objective.lr is None else objective.lr)
+        rule = objective.step_size or (lambda _steps: sgd.lr)
+        lr = np.array([[rule(count)] for count in steps.tolist()], np.float32)
         self.module.train()
         with torch.random.fork_rng(devices=[]):
             for step in range(steps.max()):
@@ -112,7 +114,7 @@ class Trainer:
                 direction = objective.gradient(variables[rows], _as_numpy(gradients)[rows], rows)
                 velocity[rows] *= np.float32(sgd.momentum)
                 velocity[rows] += _clipped(direction, sgd.grad_clip)
-                variables[rows] -= np.multiply(velocity[rows], lr, out=direction)  # reuses memory: n may be 10^8
+                variables[rows] -= np.multiply(velocity[rows], lr[rows], out=direction)  # reuses memory: n may be 10^8
         self.module.zero_grad(set_to_none=True)  # lets go of the matrix of gradients
         self._require_finite(variables, clients, round_, sgd)
         return variables

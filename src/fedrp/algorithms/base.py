@@ -83,6 +83,7 @@ class Algorithm(NamedTuple):
     server_round: Callable[[RunConfig, Vector | None, Vector, float], Vector]  # last aggregate, mean, total weight
     magnitude: Callable[[RunConfig, Vector | None, int], float]  # largest number of an upload to be masked
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
+    lr_factor: float = 1.0  # the default learning rate, in units of the model's
     bounds_models: bool = False  # clients can keep their model near the start and long enough
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
     certify: Callable[[RunConfig, Sequence[Vector]], float | None] = lambda _config, _uploads: None

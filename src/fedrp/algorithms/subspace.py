@@ -11,6 +11,7 @@ applies the missed (key, thetabar) pairs in order. With privacy asked for, theta
 dimensions (`fedrp.algorithms.private`).
 """
 
+import functools
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -41,8 +42,10 @@ from fedrp.training import Objective, Rows, Stack
 from fedrp.wire import FINGERPRINT_BYTES
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
-# Steps may be this many times as long as they would be without a projection; see docs/algorithms.md.
+# Steps may be this many times as long as they would be without a projection, and a round with many steps may move w as
+# far as one with this many; see docs/algorithms.md.
 _LONGEST_STEP = 8.0
+_FREE_STEPS = 15
 
 _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
@@ -53,9 +56,18 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
     return resolve_privacy(config) if config.private else config
 
 
-def step_size(lr: float, norm_bound: float) -> float:
-    """The learning rate on theta: `lr`, or less where ||A|| is large, so that steps of w stay bounded."""
-    return lr * min(1.0, _LONGEST_STEP / norm_bound)
+def step_size(lr: float, momentum: float, norm_bound: float, steps: int) -> float:
+    """The learning rate on theta: `lr`, or less where ||A|| is large or a client takes many steps in a round.
+
+    So both a step and a round move w by a bounded distance, whatever m is and however much data a client has.
+    """
+    share = min(1.0, _path(_FREE_STEPS, momentum) / _path(steps, momentum))
+    return lr * min(1.0, share * _LONGEST_STEP / norm_bound)
+
+
+def _path(steps: int, momentum: float) -> float:
+    """How far SGD with momentum comes with gradients that are all the same, of length 1, and learning rate 1."""
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 def _start(config: RunConfig, initial: Vector) -> ClientState:
@@ -104,7 +116,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return projection.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    thetas = local.train(start, Objective(gradient, weights, step_size(settled(config.lr), projection.norm_bound)))
+    rate = functools.partial(step_size, settled(config.lr), config.momentum, projection.norm_bound)
+    thetas = local.train(start, Objective(gradient, weights, rate))
     marks = {id(state): fingerprint(settled(config.projection), key, state.model) for state in states}
     return [
         Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])
@@ -164,4 +177,5 @@ SUBSPACE: Algorithm = FEDAVG._replace(
     server_round=_aggregate,
     magnitude=_magnitude,
     releases=_releases,
+    lr_factor=2.0,
 )

@@ -132,7 +132,7 @@ def _stated_step(public: Public, clue: Clue) -> float:
     lr = settled(public.config.lr)
     if public.config.algorithm != "fedrp-subspace" or clue.projection is None:
         return lr
-    return step_size(lr, clue.projection.norm_bound)
+    return step_size(lr, public.config.momentum, clue.projection.norm_bound, steps=1)
 
 
 class _Project(torch.autograd.Function):
