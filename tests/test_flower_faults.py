@@ -200,7 +200,7 @@ def test_below_the_quorum_the_round_is_repeated_until_the_others_are_back(tmp_pa
 
 
 def test_a_run_that_is_given_up_can_be_taken_up_again(tmp_path: Path) -> None:
-    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT, quorum=1.0), round_timeout=1.0, attempts=2)
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT, quorum=1.0), round_timeout=3.0, attempts=2)
     with pytest.raises(QuorumError, match=r"round 2: 3 valid uploads, 4 needed"):
         run.run(lambda c, m: None if c == 1 and round_of(m) == 2 else run.answer(c, m))
     assert run.store()["round"] == 1

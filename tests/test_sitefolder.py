@@ -185,7 +185,7 @@ def test_a_second_process_waits_and_then_says_why(tmp_path: Path) -> None:
             holder.kill()
     began = time.monotonic()
     with locked(tmp_path / "lock", 5):  # a lock goes with its process
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
