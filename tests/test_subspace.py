@@ -11,6 +11,7 @@ from fedrp.algorithms.subspace import fingerprint, step_size
 from fedrp.models import MODELS, layout_of, load_vector, secret_initial
 from fedrp.projection import FAMILIES, make_projection, norm_bound
 from fedrp.secret import SecretKey
+from fedrp.simulate import resolved
 from fedrp.task import named_task, split_among_clients
 from helpers import CLASSES, FEATURES, Federation, TinyNet, blobs, client_batches, round_keys, tiny_config, tiny_task
 
@@ -45,7 +46,7 @@ def reference(config: RunConfig, task: Task) -> np.ndarray:
                 theta = theta - lr * moving
             thetas.append(theta)
         weights = [len(d.y) if config.weighting == "samples" else 1 for d in data]
-        velocity = config.server_momentum * velocity + A.T @ np.average(thetas, axis=0, weights=weights)
+        velocity = (config.server_momentum or 0.0) * velocity + A.T @ np.average(thetas, axis=0, weights=weights)
         w = w + velocity
     return w
 
@@ -86,6 +87,21 @@ def test_a_round_moves_no_further_than_one_of_fifteen_steps(momentum: float) -> 
 
     assert all(moved(steps) < moved(steps + 1) for steps in range(1, 15))
     assert [moved(steps) for steps in (16, 50, 1000)] == pytest.approx([moved(15)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "momentum"),
+    [
+        ({"clients": 49}, 0.0),
+        ({"clients": 50}, 0.5),
+        ({"clients": 100, "participation": 0.4}, 0.0),
+        ({"clients": 50, "noise_multiplier": 1.0}, 0.0),
+        ({"clients": 3, "server_momentum": 0.9}, 0.9),
+    ],
+)
+def test_momentum_over_rounds_is_for_crowds_without_noise(change: dict[str, object], momentum: float) -> None:
+    config = tiny_config("fedrp-subspace", **change)
+    assert resolved(config, PARAMETERS).server_momentum == momentum
 
 
 def learning_task() -> Task:

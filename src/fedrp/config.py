@@ -59,7 +59,9 @@ class RunConfig:
     dropout: float = _setting(0.0, "probability that a participant drops out in the middle of a round")
     quorum: float | None = _setting(None, "share of participants whose upload a round needs; default 0.5, private 1")
     weighting: str = _setting("uniform", "weights of the average: uniform or samples")
-    server_momentum: float = _setting(0.0, "momentum of the common model over rounds (fedrp-subspace)")
+    server_momentum: float | None = _setting(
+        None, "momentum of the common model over rounds (fedrp-subspace); default 0.5 from 50 participants on, else 0"
+    )
     proximal: float = _setting(0.0, "pull towards the common model in local training (fedrp-subspace)")
     seed: int = _setting(0, "public run seed: split, batches, sampling")
     clip: float | None = _setting(None, "largest norm of a client's update (private algorithms)")
@@ -92,7 +94,8 @@ class RunConfig:
         _require(0 <= self.grad_clip < float("inf"), "grad_clip", self.grad_clip, "a number of at least 0")
         _require(0 <= self.proximal < float("inf"), "proximal", self.proximal, "a number of at least 0")
         for name in ("momentum", "server_momentum", "dropout"):
-            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "a number from 0 to below 1")
+            value = getattr(self, name)
+            _require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
         for name in ("participation", "quorum"):
             value = getattr(self, name)
             _require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
