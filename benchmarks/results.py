@@ -45,7 +45,9 @@ def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
     return {"fedavg-default": "", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
 
 
-OWN_RATE = " --lr 0.2"  # the default of the subspace mode with LeNet-5; said aloud because earlier versions had another
+# What the subspace mode uses by default with LeNet-5 and 100 clients, said aloud because earlier versions had others.
+OWN = " --lr 0.2 --server-momentum 0.5"
+WITHOUT = " --lr 0.2 --server-momentum 0"
 MNIST = "--dataset mnist --clients 100 --rounds 30"
 PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace((100, 1000, 10000))}
@@ -64,7 +66,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "subspace": Experiment(
         "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
         f"{MNIST} --local-epochs 1",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1), OWN_RATE)},
+        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1), OWN)},
+        seeds=(0, 1, 2),
+    ),
+    "no-momentum": Experiment(
+        "The same without momentum over rounds",
+        f"{MNIST} --local-epochs 1",
+        _subspace((1000, 100), WITHOUT),
         seeds=(0, 1, 2),
     ),
     "fedavg-grid": Experiment(
@@ -91,14 +99,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{MNIST} --local-epochs 1",
         {
             "fedavg": "--algorithm fedavg",
-            **_subspace(BUDGETS, OWN_RATE),
+            **_subspace(BUDGETS, OWN),
             **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
         },
     ),
     "five-epochs": Experiment(
         "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
         f"{MNIST} --local-epochs 5",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1))},
+        {"fedavg": "--algorithm fedavg", **_subspace((1000, 100, 10, 1), OWN)},
     ),
     "five-epochs-grid": Experiment(
         "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
@@ -113,9 +121,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             for split in ("dirichlet:0.1", "shards:2")
             for name, options in {
                 "fedavg": "--algorithm fedavg",
-                **_subspace((1000,)),
-                "momentum": f"{_subspace((1000,))['fedrp-subspace-1000']} --server-momentum 0.5",
-                "samples": f"{_subspace((1000,))['fedrp-subspace-1000']} --weighting samples",
+                **_subspace((1000,), OWN),
+                "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
+                "samples": _subspace((1000,), f"{OWN} --weighting samples")["fedrp-subspace-1000"],
             }.items()
             if not (name == "samples" and split == "shards:2")  # there all have equally many
         },
@@ -124,11 +132,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1",
         f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
         {
-            f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 {option}".strip()
+            f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 --server-momentum {option}"
             for split in ("iid", "dirichlet:0.1", "shards:2")
             for option in (
-                *("", "--server-momentum 0.5", "--server-momentum 0.9", "--proximal 0.01"),
-                *(("--weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
+                *("0", "0.5", "0.9", "0 --proximal 0.01"),
+                *(("0 --weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
             )
         },
     ),
@@ -163,7 +171,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             "fedavg": "--algorithm fedavg",
             "fedavg-0.2": "--algorithm fedavg --lr 0.2",
-            **_subspace((1000, 100), OWN_RATE),
+            **_subspace((1000, 100), OWN),
+            "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
         },
     ),
 }
