@@ -94,12 +94,15 @@ def test_a_round_moves_no_further_than_one_of_fifteen_steps(momentum: float) -> 
     [
         ({"clients": 49}, 0.0),
         ({"clients": 50}, 0.5),
+        ({"clients": 50, "dim": 1}, 0.0),
         ({"clients": 100, "participation": 0.4}, 0.0),
         ({"clients": 50, "noise_multiplier": 1.0}, 0.0),
         ({"clients": 3, "server_momentum": 0.9}, 0.9),
     ],
 )
-def test_momentum_over_rounds_is_for_crowds_without_noise(change: dict[str, object], momentum: float) -> None:
+def test_momentum_over_rounds_is_for_crowds_in_wide_subspaces_without_noise(
+    change: dict[str, object], momentum: float
+) -> None:
     config = tiny_config("fedrp-subspace", **change)
     assert resolved(config, PARAMETERS).server_momentum == momentum
 

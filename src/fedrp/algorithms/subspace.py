@@ -48,8 +48,9 @@ from fedrp.wire import FINGERPRINT_BYTES
 _LONGEST_STEP = 8.0
 _FREE_STEPS = 15
 
-# Many clients differ more than few, and each has less data: there the mean of a round is worth carrying on, and with
-# few clients and many local steps it overshoots (docs/results.md). With noise it was not tried.
+# Many clients differ more than few, and each has less data: there the mean of a round is worth carrying on. With few
+# clients and many local steps it overshoots, and where ||A|| is large (sqrt(n/m)) it carries on mostly what has nothing
+# to do with the gradient (docs/results.md). With noise it was not tried.
 _CROWD = 50
 _CROWD_MOMENTUM = 0.5
 
@@ -60,9 +61,13 @@ _SKETCH_GRID = 2.0**-7
 def _resolve(config: RunConfig, parameters: int) -> RunConfig:
     config = resolve_projection(config, parameters)
     if config.server_momentum is None:
-        crowd = config.expected_participants >= _CROWD and not config.private
-        config = dataclasses.replace(config, server_momentum=_CROWD_MOMENTUM if crowd else 0.0)
+        config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
     return resolve_privacy(config) if config.private else config
+
+
+def _default_momentum(config: RunConfig, parameters: int) -> float:
+    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * config.dim
+    return _CROWD_MOMENTUM if many and wide and not config.private else 0.0
 
 
 def step_size(lr: float, momentum: float, norm_bound: float, steps: int) -> float:
