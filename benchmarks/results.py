@@ -45,8 +45,8 @@ def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
     return {"fedavg-default": "", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
 
 
-# What the subspace mode uses by default with LeNet-5 and 100 clients (momentum for m of at least n/64), said aloud because
-# earlier versions had other defaults.
+# What the subspace mode uses by default with LeNet-5 and 100 clients, with m of at least n/64 and below; said aloud
+# because earlier versions had other defaults.
 OWN = " --lr 0.2 --server-momentum 0.5"
 WITHOUT = " --lr 0.2 --server-momentum 0"
 MNIST = "--dataset mnist --clients 100 --rounds 30"

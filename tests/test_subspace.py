@@ -100,9 +100,7 @@ def test_a_round_moves_no_further_than_one_of_fifteen_steps(momentum: float) -> 
         ({"clients": 3, "server_momentum": 0.9}, 0.9),
     ],
 )
-def test_momentum_over_rounds_is_for_crowds_in_wide_subspaces_without_noise(
-    change: dict[str, object], momentum: float
-) -> None:
+def test_momentum_over_rounds_is_for_crowds_with_enough_dimensions(change: dict[str, object], momentum: float) -> None:
     config = tiny_config("fedrp-subspace", **change)
     assert resolved(config, PARAMETERS).server_momentum == momentum
 
