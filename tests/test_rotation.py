@@ -54,7 +54,7 @@ class AdamTrainer(Trainer):
         moment, square, variables = np.zeros_like(start), np.zeros_like(start), start.copy()
         for step in range(1, 5):
             one = sgd._replace(lr=1.0, momentum=0.0, epochs=1, batch_size=10**6)
-            moved = super().train(variables, data, clients, round_, one, objective._replace(lr=1.0))
+            moved = super().train(variables, data, clients, round_, one, objective._replace(step_size=None))
             gradient = variables - moved
             moment = 0.9 * moment + 0.1 * gradient
             square = 0.999 * square + 0.001 * gradient**2
