@@ -19,7 +19,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "results"
@@ -271,6 +274,15 @@ def _spread(values: Iterable[float]) -> str:
     return f"{mean:.2f}" if len(numbers) == 1 else f"{mean:.2f} ± {statistics.stdev(numbers):.2f}"
 
 
+def _save(figure: "Figure", path: Path) -> None:
+    """Write a figure so that the same data give the same bytes."""
+    import matplotlib
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "fedrp"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
 def draw_budget(path: Path) -> None:
     """Accuracy against bytes sent over the whole run, for the modes of FedRP and FedAvg."""
     from matplotlib.figure import Figure
@@ -292,8 +304,7 @@ def draw_budget(path: Path) -> None:
     axes.set_title("MNIST, LeNet-5, 100 clients, E = 1, seed 0")
     axes.grid(alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    _save(figure, path)
 
 
 def draw_private(path: Path) -> None:
@@ -319,8 +330,7 @@ def draw_private(path: Path) -> None:
     axes.set_title("MNIST, 100 clients x 100 pictures, 20 rounds, delta 1e-5, seed 0")
     axes.grid(alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    _save(figure, path)
 
 
 def compression_table() -> str:
