@@ -173,6 +173,20 @@ EXPERIMENTS: dict[str, Experiment] = {
         )
         for epsilon in EPSILONS
     },
+    "private-1000": Experiment(
+        "What clipping alone costs: (1000, 1e-5), where the noise is small",
+        f"{PRIVATE} --dp-epsilon 1000",
+        {
+            f"{name}-clip{clip}-lr{lr}": f"{PRIVATE_METHODS[name]} --clip {clip} --lr {lr}"
+            for name, clip, lr in (
+                ("fedavg-dp", 0.3, 0.3),
+                ("fedavg-dp", 1, 0.3),
+                ("fedrp-subspace-1000", 0.3, 1),
+                ("fedrp-subspace-10000", 0.3, 0.3),
+                ("fedrp-subspace-10000", 1, 0.3),
+            )
+        },
+    ),
     "fashion": Experiment(
         "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
@@ -183,6 +197,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_subspace((100,), WITHOUT),
             "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
         },
+        seeds=(0, 1, 2),
     ),
 }
 
@@ -244,32 +259,41 @@ def _git(*arguments: str) -> str:
 def table(name: str) -> str:
     """A Markdown table of the kept runs of an experiment."""
     experiment = EXPERIMENTS[name]
+    kept = {
+        run_name: [r for r in (Run(name, run_name, seed).result() for seed in experiment.seeds) if r]
+        for run_name in experiment.runs
+    }
+    everything = [result for results in kept.values() for result in results]
+    own_models = any(result["accuracy_client_min"] < result["accuracy_client_max"] for result in everything)
+    columns = ["options", "seeds", "accuracy %"]
+    columns += ["clients' mean (min..max) %", "average model %"] if own_models else []
+    columns += ["sent B", "received B"]
     lines = [
         f"**{experiment.title}.** Every line: `fedrp run {experiment.base} ...` with the options shown.",
         "",
-        "| options | seeds | accuracy % | clients' mean (min..max) % | average model % | sent B | received B |",
-        "|---|---|---|---|---|---|---|",
+        _row(columns),
+        "|---" * len(columns) + "|",
     ]
-    commits = set()
-    for run_name, options in experiment.runs.items():
-        results = [r for r in (Run(name, run_name, seed).result() for seed in experiment.seeds) if r]
-        if not results:
-            continue
-        commits |= {result["origin"]["commit"] for result in results}
-        low = min(result["accuracy_client_min"] for result in results)
-        high = max(result["accuracy_client_max"] for result in results)
-        shown = f"`{options}`" if options else "default"
-        lines.append(
-            f"| {shown} | {len(results)} | {_spread(r['accuracy'] for r in results)} "
-            f"| {_spread(r['accuracy_client_mean'] for r in results)} ({low:.1f}..{high:.1f}) "
-            f"| {_spread(r['accuracy_average'] for r in results)} "
-            f"| {results[0]['bytes_up']:,} | {results[0]['bytes_down']:,} |"
-        )
-    return "\n".join([*lines, "", f"Commits: {', '.join(sorted(commits)) or 'none yet'}."])
+    for run_name, results in kept.items():
+        if results:
+            options = experiment.runs[run_name]
+            cells = [f"`{options}`" if options else "default", str(len(results)), _spread(results, "accuracy")]
+            if own_models:
+                low = min(result["accuracy_client_min"] for result in results)
+                high = max(result["accuracy_client_max"] for result in results)
+                cells.append(f"{_spread(results, 'accuracy_client_mean')} ({low:.1f}..{high:.1f})")
+                cells.append(_spread(results, "accuracy_average"))
+            lines.append(_row([*cells, f"{results[0]['bytes_up']:,}", f"{results[0]['bytes_down']:,}"]))
+    commits = sorted({result["origin"]["commit"] for result in everything})
+    return "\n".join([*lines, "", f"Commits: {', '.join(commits) or 'none yet'}."])
 
 
-def _spread(values: Iterable[float]) -> str:
-    numbers = list(values)
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(results: Iterable[dict[str, Any]], key: str) -> str:
+    numbers = [result[key] for result in results]
     mean = statistics.mean(numbers)
     return f"{mean:.2f}" if len(numbers) == 1 else f"{mean:.2f} ± {statistics.stdev(numbers):.2f}"
 
