@@ -308,26 +308,32 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def draw_budget(path: Path) -> None:
-    """Accuracy against bytes sent over the whole run, for the modes of FedRP and FedAvg."""
+    """Accuracy against bytes sent over the whole run: everything, and once more from 88 % upwards."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for label, prefix, key in (
-        ("FedRP-Subspace", "fedrp-subspace", "accuracy"),
-        ("FedRP as printed, a client's model", "fedrp", "accuracy"),
-        ("FedRP as printed, average of all models", "fedrp", "accuracy_average"),
-        ("FedAvg", "fedavg", "accuracy"),
-    ):
-        names = [prefix] if prefix == "fedavg" else [f"{prefix}-{m}" for m in BUDGETS]
-        results = [r for r in (Run("budget", name, 0).result() for name in names) if r]
-        axes.plot([r["bytes_up"] * r["rounds"] for r in results], [r[key] for r in results], marker="o", label=label)
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes sent by a client in 30 rounds")
-    axes.set_ylabel("test accuracy %")
-    axes.set_title("MNIST, LeNet-5, 100 clients, E = 1, seed 0")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    curves = [
+        ("FedRP-Subspace", "o-", [("budget", f"fedrp-subspace-{m}") for m in BUDGETS], "accuracy"),
+        ("FedRP as printed, a client's model", "s-", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy"),
+        ("FedRP as printed, average of all", "s--", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy_average"),
+        ("FedAvg, default", "D", [("budget", "fedavg")], "accuracy"),
+        ("FedAvg, best learning rate of three", "*", [("fedavg-grid", "fedavg-lr0.4")], "accuracy"),
+    ]
+    floor = Run("mnist", "fwc", 0).result()
+    whole, top = figure.subplots(1, 2)
+    for axes in (whole, top):
+        for label, style, names, key in curves:
+            results = [r for r in (Run(experiment, name, 0).result() for experiment, name in names) if r]
+            axes.plot([r["bytes_up"] * r["rounds"] for r in results], [r[key] for r in results], style, label=label)
+        if floor:
+            axes.axhline(floor["accuracy"], color="grey", linestyle=":", label="no communication, a client's model")
+        axes.set_xscale("log")
+        axes.set_xlabel("bytes sent by a client in 30 rounds")
+        axes.grid(alpha=0.3)
+    whole.set_ylabel("test accuracy %")
+    top.set_ylim(88, 100)
+    whole.legend(loc="lower right", fontsize="small")
+    figure.suptitle("MNIST, LeNet-5, 100 clients, E = 1, seed 0; m = " + ", ".join(f"{m:,}" for m in BUDGETS))
     _save(figure, path)
 
 
