@@ -54,6 +54,7 @@ OWN = " --lr 0.2 --server-momentum 0.5"
 WITHOUT = " --lr 0.2 --server-momentum 0"
 MNIST = "--dataset mnist --clients 100 --rounds 30"
 PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
+PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
 PRIVATE_DIMS = (100, 1000, 10000)
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace(PRIVATE_DIMS)}
 EPSILONS = (10, 5)
@@ -185,6 +186,15 @@ EXPERIMENTS: dict[str, Experiment] = {
                 ("fedrp-subspace-10000", 0.3, 0.3),
                 ("fedrp-subspace-10000", 1, 0.3),
             )
+        },
+    ),
+    "private-full": Experiment(
+        "Client-level (10, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
+        f"{PRIVATE_FULL} --dp-epsilon 10 --clip 0.3",
+        {
+            f"{name}-lr{lr}": f"{PRIVATE_METHODS[name]} --lr {lr}"
+            for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
+            for lr in (0.1, 0.3, 1)
         },
     ),
     "fashion": Experiment(
