@@ -188,15 +188,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             )
         },
     ),
-    "private-full": Experiment(
-        "Client-level (10, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
-        f"{PRIVATE_FULL} --dp-epsilon 10 --clip 0.3",
-        {
-            f"{name}-lr{lr}": f"{PRIVATE_METHODS[name]} --lr {lr}"
-            for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
-            for lr in (0.1, 0.3, 1)
-        },
-    ),
+    **{
+        f"private-full-{epsilon}": Experiment(
+            f"Client-level ({epsilon}, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
+            f"{PRIVATE_FULL} --dp-epsilon {epsilon} --clip 0.3",
+            {
+                f"{name}-lr{lr}": f"{PRIVATE_METHODS[name]} --lr {lr}"
+                for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
+                for lr in (0.1, 0.3)
+            },
+        )
+        for epsilon in EPSILONS
+    },
     "fashion": Experiment(
         "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
