@@ -58,6 +58,21 @@ PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
 PRIVATE_DIMS = (100, 1000, 10000)
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace(PRIVATE_DIMS)}
 EPSILONS = (10, 5)
+# What seed 0 chose on the grids of private-10 and private-5.
+PRIVATE_BEST = {
+    10: {
+        "fedavg-dp": "--clip 1 --lr 1",
+        "fedrp-subspace-100": "--clip 0.1 --lr 1",
+        "fedrp-subspace-1000": "--clip 1 --lr 1",
+        "fedrp-subspace-10000": "--clip 1 --lr 1",
+    },
+    5: {
+        "fedavg-dp": "--clip 0.1 --lr 0.3",
+        "fedrp-subspace-100": "--clip 0.1 --lr 0.3",
+        "fedrp-subspace-1000": "--clip 0.3 --lr 1",
+        "fedrp-subspace-10000": "--clip 0.3 --lr 1",
+    },
+}
 LENET_PARAMETERS = 61_706
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
@@ -111,6 +126,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_subspace(BUDGETS[5:], OWN),
             **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
         },
+        seeds=(0, 1, 2),
     ),
     "five-epochs": Experiment(
         "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
@@ -136,6 +152,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             }.items()
             if not (name == "samples" and split == "shards:2")  # there all have equally many
         },
+        seeds=(0, 1, 2),
     ),
     "non-iid-options": Experiment(
         "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1",
@@ -174,6 +191,24 @@ EXPERIMENTS: dict[str, Experiment] = {
         )
         for epsilon in EPSILONS
     },
+    "private-corner": Experiment(
+        "Beyond the corner of the grid in which both are best at (10, 1e-5): larger clips and learning rates",
+        f"{PRIVATE} --dp-epsilon 10",
+        {
+            f"{name}-clip{clip}-lr{lr}": f"{PRIVATE_METHODS[name]} --clip {clip} --lr {lr}"
+            for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
+            for clip, lr in ((1, 3), (3, 1), (3, 3))
+        },
+    ),
+    **{
+        f"private-best-{epsilon}": Experiment(
+            f"Client-level ({epsilon}, 1e-5): the best of each grid again, with seeds that chose nothing",
+            f"{PRIVATE} --dp-epsilon {epsilon}",
+            {name: f"{PRIVATE_METHODS[name]} {options}" for name, options in best.items()},
+            seeds=(1, 2, 3),
+        )
+        for epsilon, best in PRIVATE_BEST.items()
+    },
     "private-1000": Experiment(
         "What clipping alone costs: (1000, 1e-5), where the noise is small",
         f"{PRIVATE} --dp-epsilon 1000",
@@ -197,6 +232,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
                 for lr in (0.1, 0.3)
             },
+            seeds=(0, 1, 2),
         )
         for epsilon in EPSILONS
     },
@@ -243,6 +279,12 @@ def runs_of(name: str) -> list[Run]:
     return [Run(name, run, seed) for seed in experiment.seeds for run in experiment.runs]
 
 
+def kept_results(experiment: str, name: str) -> list[dict[str, Any]]:
+    """What was kept of the seeds of one run."""
+    seeds = EXPERIMENTS[experiment].seeds
+    return [result for seed in seeds if (result := Run(experiment, name, seed).result())]
+
+
 def perform(run: Run) -> None:
     commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
     out = ROOT / "runs" / "results" / run.path.stem
@@ -272,10 +314,7 @@ def _git(*arguments: str) -> str:
 def table(name: str) -> str:
     """A Markdown table of the kept runs of an experiment."""
     experiment = EXPERIMENTS[name]
-    kept = {
-        run_name: [r for r in (Run(name, run_name, seed).result() for seed in experiment.seeds) if r]
-        for run_name in experiment.runs
-    }
+    kept = {run_name: kept_results(name, run_name) for run_name in experiment.runs}
     everything = [result for results in kept.values() for result in results]
     own_models = any(result["accuracy_client_min"] < result["accuracy_client_max"] for result in everything)
     columns = ["options", "seeds", "accuracy %"]
@@ -321,13 +360,13 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def draw_budget(path: Path) -> None:
-    """Accuracy against bytes sent over the whole run: everything, and once more from 88 % upwards."""
+    """Accuracy against bytes sent over the whole run, mean and range of the seeds; once more from 88 % upwards."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     curves = [
         ("FedRP-Subspace", "o-", [("budget", f"fedrp-subspace-{m}") for m in BUDGETS], "accuracy"),
-        ("FedRP as printed, a client's model", "s-", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy"),
+        ("FedRP as printed, clients' mean", "s-", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy_client_mean"),
         ("FedRP as printed, average of all", "s--", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy_average"),
         ("FedAvg, default", "D", [("budget", "fedavg")], "accuracy"),
         ("FedAvg, best learning rate of three", "*", [("fedavg-grid", "fedavg-lr0.4")], "accuracy"),
@@ -336,17 +375,26 @@ def draw_budget(path: Path) -> None:
     whole, top = figure.subplots(1, 2)
     for axes in (whole, top):
         for label, style, names, key in curves:
-            results = [r for r in (Run(experiment, name, 0).result() for experiment, name in names) if r]
-            axes.plot([r["bytes_up"] * r["rounds"] for r in results], [r[key] for r in results], style, label=label)
+            points = [results for experiment, name in names if (results := kept_results(experiment, name))]
+            sent = [results[0]["bytes_up"] * results[0]["rounds"] for results in points]
+            accuracies = [[result[key] for result in results] for results in points]
+            means = [statistics.mean(values) for values in accuracies]
+            below = [mean - min(values) for mean, values in zip(means, accuracies, strict=True)]
+            above = [max(values) - mean for mean, values in zip(means, accuracies, strict=True)]
+            axes.errorbar(sent, means, yerr=[below, above], fmt=style, capsize=3, label=label)
         if floor:
-            axes.axhline(floor["accuracy"], color="grey", linestyle=":", label="no communication, a client's model")
+            axes.axhline(
+                floor["accuracy_client_mean"], color="grey", linestyle=":", label="no communication, clients' mean"
+            )
         axes.set_xscale("log")
         axes.set_xlabel("bytes sent by a client in 30 rounds")
         axes.grid(alpha=0.3)
     whole.set_ylabel("test accuracy %")
     top.set_ylim(88, 100)
     whole.legend(loc="lower right", fontsize="small")
-    figure.suptitle("MNIST, LeNet-5, 100 clients, E = 1, seed 0; m = " + ", ".join(f"{m:,}" for m in BUDGETS))
+    figure.suptitle(
+        "MNIST, LeNet-5, 100 clients, E = 1, one to three seeds; m = " + ", ".join(f"{m:,}" for m in BUDGETS)
+    )
     _save(figure, path)
 
 
