@@ -42,7 +42,7 @@ class Round:
         self.algorithm = ALGORITHMS[config.algorithm]
         self.secret = self.algorithm.secret
         self.weights: Stack | None = None
-        self.latest: np.ndarray | None = None  # aggregate
+        self.past: list[np.ndarray] = []  # aggregates, latest first
 
     def local(self, round_: int) -> Local:
         def train(start: Stack, objective: Objective) -> Stack:
@@ -71,11 +71,15 @@ class Round:
     def aggregate(self, uploads: list[Upload]) -> np.ndarray:
         vectors = [upload.vector for upload in uploads]
         mean = weighted_mean(vectors, [1.0] * len(uploads))
-        return self.algorithm.server_round(self.config, self.latest, mean, float(len(uploads)))
+        latest = self.past[0] if self.past else None
+        aggregate = self.algorithm.server_round(self.config, latest, mean, float(len(uploads)))
+        carried = self.algorithm.carried(self.config, self.past)
+        return aggregate if carried is None else aggregate + carried
 
     def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
-        self.latest = self.aggregate(uploads) if self.algorithm.exchanges else None
-        step = Step(KEYS[round_] if self.secret else None, self.latest)
+        if self.algorithm.exchanges:
+            self.past.insert(0, self.aggregate(uploads))
+        step = Step(KEYS[round_] if self.secret else None, self.past[0] if self.past else None)
         return [Participant(upload.state, [step], old.noise) for upload, old in zip(uploads, before, strict=True)]
 
 
@@ -244,13 +248,51 @@ def test_fedadmm_sends_what_its_equations_say(trainer: Trainer) -> None:
     run = Round(config_of("fedadmm", rho=0.5), trainer)
     first = run.newcomers()
     uploads = run.upload(first)
-    consensus = run.latest = run.aggregate(uploads[:2])
+    consensus = run.aggregate(uploads[:2])
     second = [Participant(upload.state, [Step(None, consensus)], KEYS[0]) for upload in uploads]
     for before, after in zip(uploads, run.upload(second, 2), strict=True):
         dual = before.state.carry + 0.5 * (before.state.model - consensus)
         assert np.abs(dual).max() > 1e-4
         np.testing.assert_allclose(after.state.carry, dual, atol=1e-7)
         np.testing.assert_allclose(after.vector, after.state.model + dual / 0.5, atol=1e-7)
+
+
+def test_fedavg_with_momentum_carries_on_the_last_step_of_the_common_model(trainer: Trainer) -> None:
+    """Hsu et al. 2019: v <- beta v + mean - w, w <- w + v; the first v is that of round 2."""
+    run = Round(config_of("fedavg", server_momentum=0.7), trainer)
+    participants, model, velocity = run.newcomers(), None, np.float32(0)
+    for round_ in (1, 2, 3, 4):
+        uploads = run.upload(participants, round_)
+        mean = np.mean([upload.vector for upload in uploads], axis=0)
+        participants = run.returning(participants, uploads, round_)
+        if model is not None:
+            velocity = np.float32(0.7) * velocity + mean - model
+            mean = model + velocity
+        model = run.past[0]
+        np.testing.assert_allclose(model, mean, atol=1e-6)
+    assert np.abs(velocity).max() > 1e-3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_private_fedavg_is_the_subspace_mode_with_a_signed_permutation(momentum: float, trainer: Trainer) -> None:
+    """One mechanism: with m = n, `sign` renames and flips coordinates, which neither clipping nor SGD can tell."""
+    models = []
+    for name in ("fedavg-dp", "fedrp-subspace"):
+        private = {"noise_multiplier": 0.0, "clip": 0.05, "server_momentum": momentum}
+        run = Round(config_of(name, dim=PARAMETERS, projection="sign", **private), trainer)
+        participants = run.newcomers()
+        for round_ in (1, 2, 3):
+            participants = run.returning(participants, run.upload(participants, round_), round_)
+            last = run.algorithm.client_finish(run.local(round_), participants[0])
+        models.append(last.model)
+    np.testing.assert_allclose(*models, atol=1e-6)
+    assert np.linalg.norm(models[0] - public_initial(TinyNet, RunSeed(0))) > 0.1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_momentum_over_rounds_acts_where_it_is_offered_and_nowhere_else(name: str, task: Task) -> None:
+    results = [simulate(tiny_config(name, server_momentum=momentum), task) for momentum in (0.0, 0.5)]
+    assert np.array_equal(*(result.model for result in results)) == (name in {"fedrp", "fedadmm", "fwc"})
 
 
 def test_a_penalty_too_strong_for_the_step_size_is_refused_with_a_better_one() -> None:
@@ -321,7 +363,6 @@ def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> 
     mean = np.full(PARAMETERS, 5, np.float32)
     step = ALGORITHMS["fedavg-dp"].server_round(config, None, mean, 4.0)
     np.testing.assert_allclose(step, 5 * 4 / 5)
-    np.testing.assert_allclose(ALGORITHMS["fedavg-dp"].server_round(config, step, mean, 4.0), 2 * step)
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:

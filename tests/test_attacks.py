@@ -19,6 +19,7 @@ from fedrp.attacks.inversion import Effort
 from fedrp.attacks.keysearch import ROWS, keyed_guess, search, seeded_guess, seeded_matrix, typical_size
 from fedrp.attacks.membership import attack_membership
 from fedrp.attacks.metrics import area, matched, psnr, ssim, true_positives_at
+from fedrp.attacks.record import record
 from fedrp.attacks.view import ADVERSARIES, Recording, View
 from fedrp.cli import main
 from fedrp.data import Dataset, load_dataset
@@ -28,7 +29,8 @@ from fedrp.projection import make_projection
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 from fedrp.task import named_task
-from helpers import ROOT, all_windows, picture_file, round_keys, windows
+from fedrp.training import Examples
+from helpers import ROOT, all_windows, blobs, picture_file, round_keys, tiny_config, tiny_task, windows
 
 QUICK = Effort(iterations=60)
 SMALL = Scenario(clients=3, targets=1, rounds=2)
@@ -122,9 +124,20 @@ def test_an_insider_knows_the_step_of_every_other_client(
 
 
 def test_aggregates_tell_a_client_the_mean_of_the_others(recorded: Callable[..., Recording]) -> None:
-    recording = recorded(algorithm="fedrp-subspace", dim=30)
-    everyone = {c.clients: c.update for c in find_clues(recording.view(ADVERSARIES["server+client"]), RunSeed(0))}
-    (clue,) = find_clues(recording.view(ADVERSARIES["client"]), RunSeed(0))
+    require_mean_of_others(recorded(algorithm="fedrp-subspace", dim=30), 1)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-dp"])
+def test_momentum_over_rounds_hides_nothing_from_a_client(algorithm: str) -> None:
+    config = tiny_config(algorithm, clients=3, rounds=4, server_momentum=0.5)
+    data = [Examples(*blobs(8, client)) for client in range(3)]
+    require_mean_of_others(record(config, tiny_task(), data, 0.0, 1.0, 3), 3)
+
+
+def require_mean_of_others(recording: Recording, round_: int) -> None:
+    insider = find_clues(recording.view(ADVERSARIES["server+client"]), RunSeed(0), round_)
+    everyone = {c.clients: c.update for c in insider}
+    (clue,) = find_clues(recording.view(ADVERSARIES["client"]), RunSeed(0), round_)
     assert clue.clients == (1, 2)
     np.testing.assert_allclose(clue.update, (everyone[(1,)] + everyone[(2,)]) / 2, atol=1e-6)
 

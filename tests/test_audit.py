@@ -11,7 +11,7 @@ from fedrp import RunConfig
 from fedrp.algorithms import ALGORITHMS, private
 from fedrp.cli import main
 from fedrp.errors import ConfigError
-from fedrp.game import AuditResult, Fault, Mechanism, audit
+from fedrp.game import AuditResult, Fault, Mechanism, _seen, audit
 from fedrp.privacy.audit import audit_bounds, clopper_pearson
 from fedrp.privacy.events import Adversary, Composed, GaussianRelease, PoissonSampled, ProjectedRelease
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
@@ -184,6 +184,15 @@ def test_what_is_played_is_the_deployed_upload() -> None:
     assert np.linalg.norm(inside.uploads[0][0]) == pytest.approx(2.0, rel=1e-5)
     assert np.linalg.norm(inside.aggregates[0]) == pytest.approx(1.0, rel=1e-5)
     assert not outside.uploads[0][0].any()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_who_sees_aggregates_takes_out_what_they_carry_of_earlier_rounds(momentum: float) -> None:
+    config = game("fedavg-dp", rounds=4, noise_multiplier=0.0, clip=2.0, lr=1.0, server_momentum=momentum)
+    resolved = ALGORITHMS["fedavg-dp"].resolve(config, 20)
+    run = Mechanism(resolved, 20).run(True, 7)
+    uploaded = np.stack([sum(uploads.values()) for uploads in run.uploads])
+    np.testing.assert_allclose(_seen(resolved, Adversary.MODEL_HOLDER, run), uploaded, atol=1e-5)
 
 
 # --- command line ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class RunConfig:
     quorum: float | None = _setting(None, "share of participants whose upload a round needs; default 0.5, private 1")
     weighting: str = _setting("uniform", "weights of the average: uniform or samples")
     server_momentum: float | None = _setting(
-        None, "momentum of the common model over rounds (fedrp-subspace); default by participants and dim"
+        None, "momentum of the common model over rounds (fedavg, fedavg-dp: default 0; fedrp-subspace: by size)"
     )
     proximal: float = _setting(0.0, "pull towards the common model in local training (fedrp-subspace)")
     seed: int = _setting(0, "public run seed: split, batches, sampling")

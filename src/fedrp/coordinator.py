@@ -175,7 +175,11 @@ def close_round(
         weights = [float(message.weight) for message in uploads.values()]
         mean, weight = weighted_mean(vectors, weights), sum(weights)
         certified = server.algorithm.certify(server.config, vectors)
-    aggregate = server.algorithm.server_round(server.config, server.aggregates.get(server.round), mean, weight)
+    past = [server.aggregates[r] for r in (server.round, server.round - 1) if r in server.aggregates]
+    aggregate = server.algorithm.server_round(server.config, past[0] if past else None, mean, weight)
+    carried = server.algorithm.carried(server.config, past)
+    if carried is not None:
+        aggregate = aggregate + carried
     dealer = _next_dealer(server, server.participants, round_)
     seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
     left_out = set(server.left_out)
@@ -336,7 +340,9 @@ def _pruned(server: Coordinator) -> Coordinator:
     if server.algorithm.catch_up == "all":
         return server
     keys = {r: d for r, d in server.dealt.items() if r >= server.round or (r == 0 and min(server.last_seen) == 0)}
-    return dataclasses.replace(server, aggregates={server.round: server.aggregates[server.round]}, dealt=keys)
+    needed = (server.round, server.round - 1) if server.config.server_momentum else (server.round,)
+    aggregates = {r: server.aggregates[r] for r in needed if r in server.aggregates}
+    return dataclasses.replace(server, aggregates=aggregates, dealt=keys)
 
 
 def _message(server: Coordinator, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:

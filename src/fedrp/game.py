@@ -314,12 +314,20 @@ def _seen(config: RunConfig, adversary: Adversary, run: Run) -> FloatArray:
     """What the adversary holds that depends on the canary, a row per round."""
     if _sees_uploads(config, adversary):
         return _uploads_of(CANARY, run)
-    totals = np.stack(run.aggregates).astype(np.float64) * config.expected_participants
-    if config.algorithm == "fedavg-dp":  # its server returns the sum over all rounds so far
-        totals = np.diff(totals, axis=0, prepend=0)
+    totals = _own_parts(config, run.aggregates) * config.expected_participants
     if config.clients > 1 and adversary in (Adversary.CLIENTS, Adversary.SERVER_AND_CLIENT):
         totals = totals - _uploads_of(CURIOUS, run)  # a curious client knows what it sent itself
     return totals
+
+
+def _own_parts(config: RunConfig, aggregates: list[Vector]) -> FloatArray:
+    """What each round added to its aggregate; the rest follows from the aggregates before."""
+    parts = np.stack(aggregates).astype(np.float64)
+    for round_ in range(len(aggregates)):
+        carried = ALGORITHMS[config.algorithm].carried(config, aggregates[max(0, round_ - 2) : round_][::-1])
+        if carried is not None:
+            parts[round_] -= carried
+    return parts
 
 
 def _sees_uploads(config: RunConfig, adversary: Adversary) -> bool:

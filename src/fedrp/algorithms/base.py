@@ -1,7 +1,8 @@
 """What an algorithm is: explicit state and pure functions, the same under every carrier.
 
-The two halves meet only in bytes (`fedrp.wire`): `client_round` makes an upload, `server_round` makes an aggregate of
-the mean of the uploads, and the next `client_round` finds it in the client's history.
+The two halves meet only in bytes (`fedrp.wire`): `client_round` makes an upload, `server_round` and `carried` make an
+aggregate of the mean of the uploads and the aggregates before, and the next `client_round` finds it in the client's
+history.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,12 +82,18 @@ class Algorithm(NamedTuple):
     client_round: Callable[[Local, Sequence[Participant]], list[Upload]]
     client_finish: Callable[[Local, Participant], ClientState]
     server_round: Callable[[RunConfig, Vector | None, Vector, float], Vector]  # last aggregate, mean, total weight
+    carried: Callable[[RunConfig, Sequence[Vector]], Vector | None]  # what earlier aggregates, latest first, add to it
     magnitude: Callable[[RunConfig, Vector | None, int], float]  # largest number of an upload to be masked
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
     bounds_models: bool = False  # clients can keep their model near the start and long enough
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
     certify: Callable[[RunConfig, Sequence[Vector]], float | None] = lambda _config, _uploads: None
+
+
+def nothing_carried(_config: RunConfig, _past: Sequence[Vector]) -> Vector | None:
+    """Aggregates of algorithms in which a round stands for itself."""
+    return None
 
 
 def full_vector(_config: RunConfig, parameters: int) -> int:

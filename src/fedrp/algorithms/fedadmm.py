@@ -10,7 +10,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.base import (
+    Algorithm,
+    ClientState,
+    Local,
+    Participant,
+    Upload,
+    Vector,
+    nothing_carried,
+    stacked,
+)
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.config import RunConfig, settled
 from fedrp.training import Objective, Rows, Stack
@@ -57,4 +66,5 @@ FEDADMM: Algorithm = FEDAVG._replace(
     client_init=_start,
     client_round=_round,
     client_finish=_finish,
+    carried=nothing_carried,
 )

@@ -1,6 +1,13 @@
-"""FedAvg: send the model, get the mean (McMahan et al. 2017). And FWC, which never talks: the floor."""
+"""FedAvg: send the model, get the mean (McMahan et al. 2017). And FWC, which never talks: the floor.
 
+With server momentum beta (Hsu et al. 2019), v <- beta v + mean - w and w <- w + v, which is mean + beta (w - w before).
+The server does not know the model that all start from, so the first step carried on is that of the second round.
+"""
+
+import dataclasses
 from collections.abc import Sequence
+
+import numpy as np
 
 from fedrp.algorithms.base import (
     NOTHING,
@@ -11,17 +18,23 @@ from fedrp.algorithms.base import (
     Upload,
     Vector,
     full_vector,
+    nothing_carried,
     stacked,
     stated_range,
 )
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, NothingReleased, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.training import PLAIN
 
 
 def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
-    return config
+    return without_momentum(config)
+
+
+def without_momentum(config: RunConfig) -> RunConfig:
+    """The config with no server momentum, unless it was asked for."""
+    return config if config.server_momentum is not None else dataclasses.replace(config, server_momentum=0.0)
 
 
 def _start(_config: RunConfig, initial: Vector) -> ClientState:
@@ -40,6 +53,12 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
 
 def _mean(_config: RunConfig, _previous: Vector | None, mean: Vector, _weight: float) -> Vector:
     return mean
+
+
+def momentum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
+    """The step, times beta, from the aggregate before the last to the last one."""
+    beta = np.float32(settled(config.server_momentum))
+    return beta * (past[0] - past[1]) if beta and len(past) > 1 else None
 
 
 def _releases(config: RunConfig) -> list[Release]:
@@ -71,6 +90,7 @@ FEDAVG = Algorithm(
     client_round=_round,
     client_finish=_finish,
     server_round=_mean,
+    carried=momentum,
     magnitude=stated_range,
     releases=_releases,
 )
@@ -95,5 +115,6 @@ FWC = FEDAVG._replace(
     delivers="client",
     client_round=_alone,
     client_finish=lambda _local, client: client.state,
+    carried=nothing_carried,
     releases=_nothing_learned,
 )

@@ -1,19 +1,23 @@
 """FedAvg with client-level differential privacy (McMahan et al. 2018): clipped, noised updates in all n dimensions.
 
 The server returns the running sum of the averaged updates, so that a client which missed rounds needs only the latest.
+With server momentum beta, v <- beta v + averaged update is what it sums, as in FedRP-Subspace. Both are made of noised
+sums only, so they cost no privacy.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
-from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
 from fedrp.algorithms.private import averaged, extra_numbers, largest, privatised, releases, resolve_privacy
 from fedrp.config import RunConfig
 from fedrp.training import PLAIN
 
 
 def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
-    return resolve_privacy(config)
+    return resolve_privacy(without_momentum(config))
 
 
 def _start(_config: RunConfig, initial: Vector) -> ClientState:
@@ -35,12 +39,15 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     ]
 
 
-def _accumulate(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
-    step = averaged(config, previous, mean, weight)
-    size = step.size - extra_numbers(config)
-    if previous is not None:
-        step[:size] += previous[:size]
-    return step
+def _running_sum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
+    if not past:
+        return None
+    total = past[0].copy()
+    carried_on = momentum(config, (*past, np.zeros_like(total)))
+    if carried_on is not None:
+        total += carried_on
+    total[total.size - extra_numbers(config) :] = 0  # the bound C is not summed
+    return total
 
 
 FEDAVG_DP: Algorithm = FEDAVG._replace(
@@ -51,7 +58,8 @@ FEDAVG_DP: Algorithm = FEDAVG._replace(
     client_init=_start,
     client_round=_round,
     client_finish=_finish,
-    server_round=_accumulate,
+    server_round=averaged,
+    carried=_running_sum,
     magnitude=largest,
     releases=releases,
 )

@@ -13,7 +13,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.base import (
+    Algorithm,
+    ClientState,
+    Local,
+    Participant,
+    Upload,
+    Vector,
+    nothing_carried,
+    stacked,
+)
 from fedrp.algorithms.bounded import kept_in_bounds, projected_releases
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.config import RunConfig, require_choice, settled
@@ -121,6 +130,7 @@ FEDRP: Algorithm = FEDAVG._replace(
     client_init=_start,
     client_round=_round,
     client_finish=_finish,
+    carried=nothing_carried,
     releases=_releases,
     bounds_models=True,
     certify=_certify,

@@ -27,6 +27,7 @@ from fedrp.algorithms.base import (
     Participant,
     Upload,
     Vector,
+    nothing_carried,
     stacked,
     stated_range,
 )
@@ -189,6 +190,7 @@ SUBSPACE: Algorithm = FEDAVG._replace(
     client_round=_round,
     client_finish=_finish,
     server_round=_aggregate,
+    carried=nothing_carried,  # clients carry momentum themselves, in n dimensions
     magnitude=_magnitude,
     releases=_releases,
     lr_factor=2.0,

@@ -55,7 +55,7 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     difference = _UPDATES[config.algorithm]
     return [
         Clue(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
-        for clients, vector in _vectors(view, round_, config.algorithm).items()
+        for clients, vector in _vectors(view, round_).items()
     ]
 
 
@@ -94,7 +94,7 @@ def uploads(view: View, round_: int) -> dict[int, Update]:
     }
 
 
-def _vectors(view: View, round_: int, algorithm: str) -> dict[tuple[int, ...], Update]:
+def _vectors(view: View, round_: int) -> dict[tuple[int, ...], Update]:
     """Vectors as uploaded, by the clients that made them."""
     vectors = uploads(view, round_)
     insider = view.insider.client if view.insider else None
@@ -108,8 +108,10 @@ def _vectors(view: View, round_: int, algorithm: str) -> dict[tuple[int, ...], U
     if count < 2:
         raise ConfigError("clients=1: there is no other client to attack")
     total = aggregates[round_].astype(np.float64) * count
-    if algorithm == "fedavg-dp" and round_ > 1:  # its aggregate is a running sum
-        total -= aggregates[round_ - 1].astype(np.float64) * count
+    past = [aggregates[earlier] for earlier in (round_ - 1, round_ - 2) if earlier in aggregates]
+    carried = ALGORITHMS[config.algorithm].carried(config, past)
+    if carried is not None:
+        total -= carried.astype(np.float64) * count
     others = tuple(client for client in range(config.clients) if client != insider)
     return {others: (total - vectors[insider]) / (count - 1)}
 
