@@ -72,7 +72,7 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     server = coordinator.welcome(server, host.hello())
     server = coordinator.take_keys(server, host.respond(coordinator.request_key(server, 0)))
     for round_ in range(1, config.rounds + 1):
-        server, packets = coordinator.open_round(server)
+        server, packets = coordinator.open_round(server, np.zeros(config.clients))
         replies = host.respond(packets)
         server, _ = coordinator.close_round(server, replies)
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]

@@ -108,7 +108,8 @@ class Federation:
 
     def open(self) -> dict[int, bytes]:
         """The packets that start the next round."""
-        self.server, packets = coordinator.open_round(self.server)
+        coins = np.random.default_rng([self.config.seed, self.server.round]).random(self.config.clients)
+        self.server, packets = coordinator.open_round(self.server, coins)
         return packets
 
     def answer(self, client: int, packet: bytes) -> bytes:

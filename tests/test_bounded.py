@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import nn
@@ -83,7 +83,6 @@ def updates(draw: st.DrawFn) -> np.ndarray:
     return vector.astype(np.float32)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.tuples(updates(), updates()), min_size=1, max_size=5))
 def test_no_update_leaves_the_ball_in_any_round(number: int, pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
     """Two worlds that differ in every update: never more than 2 R apart, never shorter than the floor."""

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp import data
@@ -288,7 +288,6 @@ def test_npz_refuses_missing_arrays_and_other_files(tmp_path: Path) -> None:
     refused(f"npz:{path}", None, str(path))
 
 
-@settings(deadline=None)
 @given(position=st.integers(0, 10**6), value=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_npz_loads_or_is_refused(position: int, value: int, cut: bool, tmp_path_factory) -> None:
     buffer = io.BytesIO()

@@ -20,7 +20,7 @@ from fedrp.flower.task import ClientContext, LocalTask
 from fedrp.models import MODELS, built, layout_of, secret_initial
 from fedrp.projection import make_projection
 from fedrp.roster import load_identity
-from fedrp.simulate import delivering_client
+from fedrp.simulate import delivering_client, seeded_coins
 from flower_helpers import FlowerFederation, tiny_load
 from helpers import TinyNet, all_windows, round_keys, tiny_config, windows
 
@@ -57,11 +57,24 @@ def test_same_config_and_seed_give_the_same_model(
 @pytest.mark.parametrize("name", ["fedrp-subspace", "fedavg"])
 @pytest.mark.parametrize("changes", [{"participation": 0.5}, {"weighting": "samples"}, {"sampling": "poisson"}])
 def test_partial_participation_and_weights_are_those_of_the_simulator(
-    name: str, changes: dict[str, object], tmp_path: Path
+    name: str, changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedrp.flower.driver._coins", seeded_coins)
     run = FlowerFederation(tmp_path, tiny_config(name, projection="sign", rounds=4, **changes))
     run.run()
     np.testing.assert_array_equal(run.model(0), run.simulated().model)
+
+
+def test_a_deployed_server_draws_participants_that_no_seed_foretells(tmp_path: Path) -> None:
+    chosen = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        run = FlowerFederation(tmp_path / place, tiny_config("fedavg", clients=6, participation=0.5, rounds=6))
+        run.run()
+        lines = (tmp_path / place / "store" / "log.jsonl").read_text().splitlines()
+        chosen.append([entry["participants"] for entry in map(json.loads, lines) if entry["event"] == "round"])
+        assert {len(participants) for participants in chosen[-1]} == {3}
+    assert chosen[0] != chosen[1]  # but for one in 20^6
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -4,6 +4,7 @@ Clients answer in processes of their own, forked for each message, as in a deplo
 that "nothing is lost" can be said exactly: the model is the one of a run in which nothing happened.
 """
 
+import json
 import os
 import resource
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Message
+from safetensors import safe_open
 
 from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
@@ -227,6 +229,29 @@ def test_a_server_that_is_killed_goes_on_where_it_was(operation: int, secure: bo
     run.run()
     assert run.store()["finished"]
     assert np.array_equal(same_model(run, range(3)), undisturbed(run))
+
+
+def test_who_was_chosen_stays_chosen_when_the_server_is_killed(tmp_path: Path) -> None:
+    """Drawn again, the coins would show more of who takes part than was counted; and masks would not come off."""
+    config = tiny_config("fedrp-subspace", **EXACT, clients=8, participation=0.5, rounds=2, secure_aggregation=True)
+    run = FlowerFederation(tmp_path, config)
+
+    def work() -> None:
+        def reply(client: int, message: Message) -> Message:
+            if round_of(message) == 2:
+                (tmp_path / "asked").write_text(str(client))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return run.answer(client, message)
+
+        run.run(reply)
+
+    status, _ = in_child(work)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    with safe_open(tmp_path / "store" / "server.safetensors", framework="numpy") as file:
+        chosen = json.loads(file.metadata()["state"])["participants"]
+    assert int((tmp_path / "asked").read_text()) in chosen
+    run.run()
+    assert run.store()["participants"] == chosen
 
 
 def test_a_second_server_on_the_same_store_is_refused(tmp_path: Path) -> None:

@@ -379,14 +379,70 @@ def test_without_participation_of_the_dealer_another_client_deals() -> None:
 def test_a_client_whose_copy_of_the_common_model_differs_is_left_out_and_told_to_rebuild_it() -> None:
     run = Federation(tiny_config("fedrp-subspace", rounds=5))
     run.round()
-    state = run.silos[2].state
-    run.silos[2] = dataclasses.replace(run.silos[2], state=state._replace(model=state.model + 1))
+    spoil(run, 2)
     report = run.round()
     assert report.participants == (0, 1, 3)
     assert "differs" in report.refused[2]
     assert run.round().participants == (0, 1, 2, 3)
     models = run.final_models()
     np.testing.assert_allclose(models[2], models[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quorum": 1.0},
+        {"secure_aggregation": True},
+        {"noise_multiplier": 0.5},
+        {"noise_multiplier": 0.5, "clip_quantile": 0.5, "clients": 12},
+    ],
+)
+def test_where_everyone_is_needed_a_round_is_given_up_for_a_copy_that_differs(change: dict[str, object]) -> None:
+    """The client must not upload twice in one round: it rebuilds its copy, and takes part in the next."""
+    run = Federation(tiny_config("fedrp-subspace", rounds=5, projection="sign", server_momentum=0.5, **change))
+    everyone = tuple(run.silos)
+    run.round()
+    spoil(run, 2)
+    report = run.round()
+    assert report.participants == ()
+    assert "differs" in report.refused[2]
+    assert not run.server.aggregates[2][:12].any()
+    assert run.round().participants == everyone
+    models = run.final_models()
+    assert all(np.array_equal(model, models[0]) for model in models.values())
+
+
+def test_a_copy_that_differs_although_it_was_rebuilt_ends_the_run_with_advice() -> None:
+    run = Federation(tiny_config("fedrp-subspace", rounds=5, quorum=1.0))
+    run.round()
+    spoil(run, 2)
+    run.round()
+    replies = run.deliver(run.open())
+    spoiled = altered(replies[2], Kind.UPLOAD, fingerprint=bytes(len(only(replies[2], Kind.UPLOAD).fingerprint)))
+    with pytest.raises(QuorumError, match=r"round 3: the copy of client 2 differs although it was rebuilt: .*sign"):
+        run.close({**replies, 2: spoiled})
+
+
+def spoil(run: Federation, client: int) -> None:
+    state = run.silos[client].state
+    run.silos[client] = dataclasses.replace(run.silos[client], state=state._replace(model=state.model + 1))
+
+
+def test_a_round_that_is_opened_again_has_the_same_participants_and_asks_the_missing() -> None:
+    run = Federation(tiny_config("fedavg", clients=8, participation=0.5, quorum=1.0))
+    packets = run.open()
+    replies = run.deliver(packets)
+    late = min(replies)
+    arrived = {client: reply for client, reply in replies.items() if client != late}
+    with pytest.raises(QuorumError):
+        run.close(arrived)
+    for coins in (np.linspace(0, 0.9, 8), np.linspace(0.9, 0, 8)):
+        server, again = coordinator.open_round(run.server, coins)
+        assert server.participants == tuple(packets)
+        assert again == packets
+    assert coordinator.outstanding(run.server, arrived) == {late}
+    assert coordinator.outstanding(run.server, {**arrived, late: b"?"}) == {late}
+    assert coordinator.outstanding(run.server, replies) == set()
 
 
 # --- what the server learns ------------------------------------------------------------------------------------------

@@ -88,6 +88,15 @@ def test_clients_that_drop_out_in_the_middle_of_a_round(name: str, task: Task) -
         assert sum(record.dropped for record in result.records) > 0
 
 
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
+def test_who_drops_out_is_asked_again_where_everyone_is_needed(name: str, task: Task) -> None:
+    """The others' uploads are kept meanwhile, so nothing changes but the bytes."""
+    config = tiny_config(name, clients=5, rounds=4, projection="sign", noise_multiplier=0.5)
+    calm, rough = (simulate(RunConfig(**{**vars(config), "dropout": dropout}), task) for dropout in (0.0, 0.4))
+    assert np.array_equal(calm.model, rough.model)
+    assert sum(r.traffic.down for r in rough.records) > sum(r.traffic.down for r in calm.records)
+
+
 def test_an_example_weighs_the_same_whoever_holds_it_if_asked_for() -> None:
     """With one step on all data, FedAvg by sample count is gradient descent on the union of the data."""
     x, y = blobs(60)

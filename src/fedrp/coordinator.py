@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedrp import secure_sum, wire
 from fedrp.aggregate import Vector, weighted_mean
@@ -19,12 +20,12 @@ from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError, QuorumError, WireError
-from fedrp.rng import RunSeed
 from fedrp.sealing import ENVELOPE_BYTES, split
 from fedrp.secure_sum import MIN_SUMMED, Call
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
 
 Packets = dict[int, bytes]  # client -> packet
+Coins = npt.NDArray[np.float64]  # per client
 
 
 class Dealt(NamedTuple):
@@ -106,10 +107,14 @@ def take_keys(server: Coordinator, replies: Packets) -> Coordinator:
     return dataclasses.replace(server, dealt=dealt)
 
 
-def open_round(server: Coordinator) -> tuple[Coordinator, Packets]:
-    """Choose who takes part in the next round, and what each of them is sent."""
+def open_round(server: Coordinator, coins: Coins) -> tuple[Coordinator, Packets]:
+    """Who takes part in the next round, and what each of them is sent.
+
+    `coins` are one number in [0, 1) per client, which must not depend on anything that was sent. They are not looked at
+    for a round that was opened before: whoever was chosen stays chosen. So keep the returned server.
+    """
     round_ = server.round + 1
-    participants = _sample(server, round_)
+    participants = server.participants or _chosen(server.config, coins)
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
     listed = _call(server, participants).payload() if server.config.secure_aggregation else EMPTY
@@ -137,7 +142,7 @@ def recover(server: Coordinator, replies: Packets) -> tuple[Coordinator, Packets
     call = _call(server, server.participants)
     received = _received(server, replies)
     missing = [client for client in call.clients if client not in received.uploads]
-    if not server.left_out and not missing:
+    if not server.left_out and (not missing or _lost(server, received)):
         return server, {}
     try:
         left_out = server.left_out or secure_sum.choose_left_out(server.config, call, missing)
@@ -153,22 +158,35 @@ def close_round(
 ) -> tuple[Coordinator, RoundReport]:
     """Aggregate the uploads of the open round; `corrections` are the answers to `recover`.
 
+    If uploads are too few only because clients' copies of the common model differ, the round is given up: its aggregate
+    is that of empty uploads, the report names no participants, and those clients are told to rebuild their copy. (They
+    must not send a second upload in one round: with the first one it would tell more than either.)
+
     Raises:
-        QuorumError: too few of the participants sent a valid upload. The round can be opened again: clients that have
-            done it already send the same upload once more.
+        QuorumError: too few of the participants sent a valid upload. The round can be opened again and asks only the
+            `outstanding`; or a copy differs although it was rebuilt.
     """
     round_ = server.round + 1
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
-    uploads, refused, differing = _received(server, replies)
+    received = _received(server, replies)
+    uploads, refused, differing = received
     for client in server.left_out:
         if uploads.pop(client, None):
             refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
+    lost = not server.left_out and _lost(server, received)
     needed = secure_sum.needed(server.config, len(server.participants))
-    if len(uploads) < needed:
+    if len(uploads) < needed and not lost:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
+    if lost and differing & server.differing:
+        raise QuorumError(
+            f"round {round_}: the copy of client {min(differing & server.differing)} differs although it was rebuilt: "
+            "use --projection sign where machines are unlike, or a --quorum that can do without it"
+        )
     certified = None
-    if server.config.secure_aggregation:
+    if lost:
+        mean, weight = np.zeros(server.upload_size, np.float32), float(server.config.expected_participants)
+    elif server.config.secure_aggregation:
         mean, weight = _unmasked(server, uploads, corrections or {})
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
@@ -195,7 +213,13 @@ def close_round(
     if dealer is not None and dealer in {*uploads, *differing, *(left_out & set(replies))}:  # not summed, yet it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
             server = take_keys(server, {dealer: replies[dealer]})
-    return _pruned(server), RoundReport(tuple(uploads), refused, certified)
+    return _pruned(server), RoundReport(() if lost else tuple(uploads), refused, certified)
+
+
+def outstanding(server: Coordinator, replies: Packets) -> frozenset[int]:
+    """The participants of the open round who have sent nothing that can be used, and nothing that never will be."""
+    received = _received(server, replies)
+    return frozenset(server.participants) - set(received.uploads) - received.differing
 
 
 class _Received(NamedTuple):
@@ -225,6 +249,16 @@ def _received(server: Coordinator, replies: Packets) -> _Received:
         refused[client] = "its copy of the common model differs; it will be told to rebuild it"
         del uploads[client]
     return _Received(uploads, refused, differing)
+
+
+def _lost(server: Coordinator, received: _Received) -> bool:
+    """Whether uploads cannot be aggregated because copies differ: asking again would bring the same ones."""
+    missing = len(server.participants) - len(received.uploads)
+    if server.config.secure_aggregation and missing == 1:
+        missing = secure_sum.MIN_LEFT_OUT
+    needed = secure_sum.needed(server.config, len(server.participants))
+    too_few = len(server.participants) - missing < needed
+    return too_few and bool(received.differing) and len(received.uploads) + len(received.differing) >= needed
 
 
 def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Packets) -> tuple[Vector, float]:
@@ -310,15 +344,13 @@ def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
     return [*([_message(server, Kind.REBUILD, round_)] if rebuild else []), *keys, *aggregates]
 
 
-def _sample(server: Coordinator, round_: int) -> tuple[int, ...]:
-    config = server.config
-    rng = RunSeed(config.seed).generator("participants", round_)
+def _chosen(config: RunConfig, coins: Coins) -> tuple[int, ...]:
+    """Who takes part: those with the smallest coins, as many as are due."""
+    count = config.expected_participants
     if config.sampling == "poisson":
         least = MIN_SUMMED if config.secure_aggregation else 1
-        coins = rng.random(config.clients)
         count = max(least, int((coins < config.participation).sum()))
-        return tuple(sorted(np.argsort(coins)[:count].tolist()))
-    return tuple(sorted(rng.choice(config.clients, config.expected_participants, replace=False).tolist()))
+    return tuple(sorted(np.argsort(coins)[:count].tolist()))
 
 
 def _differing(uploads: Mapping[int, Message]) -> frozenset[int]:

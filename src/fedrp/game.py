@@ -233,7 +233,7 @@ class Mechanism:
         bare = dataclasses.replace(config, secure_aggregation=False)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
         for round_ in range(1, config.rounds + 1):
-            server, packets = coordinator.open_round(server)
+            server, packets = coordinator.open_round(server, np.zeros(config.clients))
             silos, replies = _delivered(bench, silos, sites, packets)
             server, _ = coordinator.close_round(server, replies)
             if not config.secure_aggregation:

@@ -96,6 +96,7 @@ def packed_server(server: Coordinator) -> bytes:
     dealt = {round_: [d.dealer, [e.hex() for e in d.envelopes]] for round_, d in server.dealt.items()}
     state = {
         "round": server.round,
+        "participants": server.participants,
         "last_seen": server.last_seen,
         "differing": sorted(server.differing),
         "dealt": dealt,
@@ -115,6 +116,7 @@ def unpacked_server(server: Coordinator, path: Path) -> Coordinator:
     return dataclasses.replace(
         server,
         round=state["round"],
+        participants=tuple(state["participants"]),
         last_seen=tuple(state["last_seen"]),
         differing=frozenset(state["differing"]),
         aggregates=aggregates,

@@ -150,21 +150,24 @@ def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
 
 def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
     began = time.monotonic()
+    received: Packets = {}
     for attempt in range(_ATTEMPTS):
-        server, packets = coordinator.open_round(server)
-        sent, lost = _dropouts(server, attempt, packets)
-        replies = hosts.exchange(sent)
-        received = {client: reply for client, reply in replies.items() if client not in lost}
-        traffic = traffic.plus(Traffic.of(sent, received))
+        server, packets = coordinator.open_round(server, seeded_coins(server))
+        asked = len(packets)
+        waiting = coordinator.outstanding(server, received)
+        sent, lost = _dropouts(server, attempt, {c: packet for c, packet in packets.items() if c in waiting})
+        replies = {client: reply for client, reply in hosts.exchange(sent).items() if client not in lost}
+        received |= replies
+        traffic = traffic.plus(Traffic.of(sent, replies))
         try:
             server, requests = coordinator.recover(server, received)
             corrections = hosts.exchange(requests)
             traffic = traffic.plus(Traffic.of(requests, corrections))
             server, report = coordinator.close_round(server, received, corrections)
             break
-        except QuorumError:
+        except QuorumError as error:
             if attempt == _ATTEMPTS - 1:
-                raise
+                raise QuorumError(f"{error}; asked {_ATTEMPTS} times: lower --dropout or --quorum") from None
     server, extra = _keys(server, hosts)
     trained = time.monotonic()
     evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
@@ -172,13 +175,18 @@ def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordin
         round=server.round,
         participants=len(report.participants),
         evaluation=evaluation,
-        dropped=len(packets) - len(report.participants),
+        dropped=asked - len(report.participants),
         traffic=traffic.plus(extra),
         seconds=trained - began,
         evaluation_seconds=time.monotonic() - trained,
         consensus_bound=report.consensus_bound,
     )
     return server, record
+
+
+def seeded_coins(server: Coordinator) -> coordinator.Coins:
+    """What chooses participants; here it must be the same in every run with this seed."""
+    return RunSeed(server.config.seed).generator("participants", server.round + 1).random(server.config.clients)
 
 
 def _dropouts(server: Coordinator, attempt: int, packets: Packets) -> tuple[Packets, set[int]]:

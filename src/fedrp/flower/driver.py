@@ -5,12 +5,14 @@ normal case. Nothing depends on clocks being right: waiting is measured with the
 """
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from flwr.serverapp import Grid
 
 from fedrp import coordinator, wire
@@ -241,17 +243,24 @@ def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
 
 def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
     began, up, down = time.monotonic(), carrier.bytes_up, carrier.bytes_down
+    replies: Packets = {}
     for attempt in range(1, carrier.pacing.attempts + 1):
-        server, packets = coordinator.open_round(_welcomed(server, carrier))
-        asked = len(packets) - len(server.left_out)
-        needed = asked if server.left_out else quorum_of(server.config, len(packets))
-        answers = carrier.exchange(ROUND, server.round + 1, packets, needed)
+        server = _welcomed(server, carrier)
+        opened, packets = coordinator.open_round(server, _coins(server))
+        if opened.participants != server.participants and server.config.participation < 1:
+            folder.save(opened)  # who was chosen stays chosen, also after a crash
+        server = opened
+        waiting = coordinator.outstanding(server, replies)
+        asked = {client: packet for client, packet in packets.items() if client in waiting}
+        needed = len(packets) - len(server.left_out) if server.left_out else quorum_of(server.config, len(packets))
+        answers = carrier.exchange(ROUND, server.round + 1, asked, needed - len(packets) + len(asked))
+        replies |= answers.replies
         try:
-            server, requests = coordinator.recover(server, answers.replies)
+            server, requests = coordinator.recover(server, replies)
             if requests:  # clients help to leave out one set of the others only: it must not be forgotten
                 folder.save(server)
             corrections = carrier.exchange(ROUND, server.round + 1, requests, len(requests)).replies
-            server, report = coordinator.close_round(server, answers.replies, corrections)
+            server, report = coordinator.close_round(server, replies, corrections)
             break
         except QuorumError as error:
             folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": str(error)})
@@ -273,8 +282,15 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
     }
     folder.log("round", line)
     folder.report({**line, **_about(server), "finished": False})
-    carrier.say(f"round {server.round}/{server.config.rounds}: {len(report.participants)} clients {_troubles(answers)}")
+    troubles = _troubles(answers._replace(refused={**answers.refused, **report.refused}))
+    carrier.say(f"round {server.round}/{server.config.rounds}: {len(report.participants)} clients {troubles}")
     return server
+
+
+def _coins(server: Coordinator) -> coordinator.Coins:
+    """What chooses participants, from the system's entropy: sampling protects nobody if its coins can be foreseen."""
+    words = np.frombuffer(os.urandom(8 * server.config.clients), "<u8")
+    return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
