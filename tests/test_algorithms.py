@@ -9,13 +9,17 @@ import torch
 from scipy.stats import chi2
 from torch import nn
 
-from fedrp import RunConfig, Task, simulate
+from fedrp import RunConfig, Task, coordinator, simulate
 from fedrp.aggregate import weighted_mean
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Local, Participant, Step, Upload
+from fedrp.algorithms.private import averaged, privatised
 from fedrp.errors import ConfigError
 from fedrp.host import Hosts
 from fedrp.models import public_initial
+from fedrp.privacy.events import Adversary
+from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
+from fedrp.privacy.ledger import statements
 from fedrp.projection import make_projection
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
@@ -27,6 +31,7 @@ PARAMETERS = 83
 KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]
 DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate((20, 11, 16))]
 WITHOUT_NOISE = {"noise_multiplier": 0.0, "clip": 1e6}
+PRIVATE = [name for name, algorithm in ALGORITHMS.items() if algorithm.private]
 
 
 def config_of(name: str, **changes: object) -> RunConfig:
@@ -326,9 +331,9 @@ def test_updates_are_clipped_to_the_norm_bound(clip: float, trainer: Trainer) ->
     assert clipped == (0 if clip == 50 else 3)
 
 
-def noise_of(trainer: Trainer, **changes: object) -> np.ndarray:
-    """What three clients send who have learned nothing: their noise, (draws, clients, parameters)."""
-    run = Round(config_of("fedavg-dp", lr=1e-30, clip=0.5, **changes), trainer)
+def noise_of(trainer: Trainer, name: str = "fedavg-dp", **changes: object) -> np.ndarray:
+    """What three clients send who have learned nothing: their noise, (draws, clients, numbers)."""
+    run = Round(config_of(name, lr=1e-30, clip=0.5, **changes), trainer)
     draws = []
     for draw in range(20):
         clients = [one._replace(noise=KEYS[-1].derive(f"{draw} {i}")) for i, one in enumerate(run.newcomers())]
@@ -342,10 +347,16 @@ def has_deviation(noise: np.ndarray, deviation: float) -> bool:
     return bool(low < np.sum(noise**2) / deviation**2 < high)
 
 
-@pytest.mark.parametrize(("dp_noise", "arriving"), [("shared", 2), ("local", 1)])
-def test_the_noise_has_the_stated_deviation(dp_noise: str, arriving: int, trainer: Trainer) -> None:
-    """Shared: all clients but one, who may be curious, carry z C together. Local: each client does alone."""
-    noise = noise_of(trainer, noise_multiplier=2.0, dp_noise=dp_noise)[:, :arriving].sum(axis=1)
+@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize(
+    ("dp_noise", "quorum", "arriving"), [("shared", 1.0, 2), ("shared", 0.6, 1), ("local", 0.5, 1)]
+)
+def test_the_noise_has_the_stated_deviation(
+    name: str, dp_noise: str, quorum: float, arriving: int, trainer: Trainer
+) -> None:
+    """Shared: the quorum but for one, who may be curious, carries z C together. Local: each client does alone."""
+    changes = {"noise_multiplier": 2.0, "dp_noise": dp_noise, "quorum": quorum, "dim": PARAMETERS}
+    noise = noise_of(trainer, name, **changes)[:, :arriving].sum(axis=1)
     stated = 2.0 * 0.5
     assert has_deviation(noise, stated)
     assert not has_deviation(noise, stated * 2 / 3)
@@ -371,6 +382,68 @@ def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> 
     assert 2.5 < result["epsilon"] <= 3.0
     assert result["delta"] == 1e-3
     assert result["noise_multiplier"] > 0
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.7])
+@pytest.mark.parametrize("start", [0.2, 200.0])
+def test_an_adaptive_clip_finds_the_quantile_of_the_norms(quantile: float, start: float) -> None:
+    """Norms 1 .. 20: C ends between the two that the quantile lies between, give or take one, wherever it began."""
+    config = tiny_config("fedavg-dp", clients=20, noise_multiplier=0.01, clip=start, clip_quantile=quantile)
+    local = Local(resolved(config, PARAMETERS), None, 20, lambda _: None, lambda start, _: start)
+    updates = [np.eye(1, PARAMETERS, dtype=np.float32)[0] * norm for norm in range(1, 21)]
+    previous, bounds = None, []
+    for round_ in range(120):
+        noises = [KEYS[0].derive(f"{round_} {client}") for client in range(20)]
+        clients = [Participant(None, [Step(None, previous)], noise) for noise in noises]
+        sent = [privatised(local, client, update) for client, update in zip(clients, updates, strict=True)]
+        previous = averaged(local.config, previous, np.mean(sent, axis=0, dtype=np.float32), 20.0)
+        bounds.append(float(previous[-1]))
+    assert 20 * quantile - 1 < np.median(bounds[60:]) < 20 * quantile + 2
+
+
+def test_an_adaptive_clip_that_the_noise_does_not_allow_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"clip_quantile=0\.5 needs more clients a round: with 3 .*fixed --clip"):
+        resolved(tiny_config("fedavg-dp", clients=3, noise_multiplier=5.0, clip_quantile=0.5), PARAMETERS)
+
+
+def epsilon_against(adversary: Adversary, **changes: object) -> tuple[float | None, str]:
+    """What is claimed, and the whole statement."""
+    config = resolved(tiny_config("fedavg-dp", **changes), PARAMETERS)
+    told = statements(ALGORITHMS["fedavg-dp"].releases(config), 1e-5)
+    (statement,) = (one for one in told if one.adversary is adversary)
+    return statement.epsilon, str(statement)
+
+
+@pytest.mark.parametrize(("clients", "secure", "rate"), [(5, False, 0.05), (10, False, 0.1), (9, True, 0.2)])
+def test_clients_who_are_added_to_too_few_are_counted(clients: int, secure: bool, rate: float) -> None:
+    """The rate that is accounted for is the one with which the server's coins really choose a client."""
+    changes = {"clients": clients, "participation": rate, "sampling": "poisson", "secure_aggregation": secure}
+    config = resolved(tiny_config("fedavg-dp", dp_noise="local", **changes), PARAMETERS)
+    (event,) = {release.event for release in ALGORITHMS["fedavg-dp"].releases(config)}
+    server = coordinator.new_coordinator(config, bytes(16), PARAMETERS)
+    coins = np.random.default_rng(1).random((20_000, clients))
+    if secure:
+        server = dataclasses.replace(server, weights=(1,) * clients)
+    chosen = sum(0 in coordinator.open_round(server, drawn)[0].participants for drawn in coins)
+    error = 4 * (event.event.rate * (1 - event.event.rate) / 20_000) ** 0.5
+    assert abs(chosen / 20_000 - event.event.rate) < error
+    assert abs(chosen / 20_000 - rate) > error
+
+
+def test_sampling_amplifies_only_where_coins_practically_always_choose_enough() -> None:
+    changes = {"sampling": "poisson", "rounds": 20, "noise_multiplier": 2.0}
+    enough, said = epsilon_against(Adversary.MODEL_HOLDER, clients=100, participation=0.4, **changes)
+    assert enough == pytest.approx(gaussian_epsilon(2.0, 1e-5, 20, 0.4, participation_hidden=True), rel=1e-6)
+    assert "coins choose enough participants" in said
+    few, said = epsilon_against(Adversary.MODEL_HOLDER, clients=20, participation=0.4, **changes)
+    assert few == pytest.approx(gaussian_epsilon(2.0, 1e-5, 20, 0.4 + 0.6**20 / 20), rel=1e-6)
+    assert "coins choose enough" not in said
+    assert few > enough
+
+
+def test_everyone_is_needed_only_where_noise_is_shared() -> None:
+    shared, local = (resolved(tiny_config("fedavg-dp", dp_noise=noise), PARAMETERS) for noise in ("shared", "local"))
+    assert (shared.quorum, local.quorum) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedavg-dp"])

@@ -338,9 +338,10 @@ def play(run: Federation, rounds: int, absent: Callable[[int], set[int]]) -> lis
     return reports
 
 
+@pytest.mark.parametrize("momentum", [None, 0.6])
 @pytest.mark.parametrize("name", TALKING)
-def test_a_late_joiner_and_one_who_was_away_get_what_they_need(name: str) -> None:
-    run = Federation(tiny_config(name, rounds=6, quorum=0.5))
+def test_a_late_joiner_and_one_who_was_away_get_what_they_need(name: str, momentum: float | None) -> None:
+    run = Federation(tiny_config(name, rounds=6, quorum=0.5, server_momentum=momentum))
     reports = play(run, 6, lambda round_: ({3} if round_ < 5 else set()) | ({1} if 2 <= round_ <= 4 else set()))
     assert [len(report.participants) for report in reports] == [3, 2, 2, 2, 4, 4]
     models = run.final_models()

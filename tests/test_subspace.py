@@ -8,6 +8,7 @@ import torch
 
 from fedrp import RunConfig, Task, kernels, simulate
 from fedrp.algorithms.subspace import fingerprint, step_size
+from fedrp.errors import ConfigError
 from fedrp.models import MODELS, layout_of, load_vector, secret_initial
 from fedrp.projection import FAMILIES, make_projection, norm_bound
 from fedrp.secret import SecretKey
@@ -137,6 +138,31 @@ def test_default_settings_are_stable_with_every_bundled_model(model: str, exampl
     losses = [record.evaluation.delivered.loss for record in simulate(config, seen).records]
     assert max(losses) < 2 * np.log(10)
     assert not learns or losses[-1] < np.log(10) - 0.01  # better than knowing nothing
+
+
+@pytest.mark.parametrize("dim", [1, 10, 100])
+def test_default_settings_do_not_run_away_where_a_real_model_has_few_directions(dim: int) -> None:
+    """LeNet-5 has 61,706 parameters: ||A|| is 25 at m = 100 and 248 at m = 1."""
+    config = RunConfig(algorithm="fedrp-subspace", clients=2, rounds=4, train_examples=512, dim=dim)
+    task = named_task(config)
+    x, y = task.train  # type: ignore[misc]
+    seen = dataclasses.replace(task, test=(x[:400], y[:400]))
+    losses = [record.evaluation.delivered.loss for record in simulate(config, seen).records]
+    assert max(losses) < 2 * np.log(10)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"clip": 2.0}, "clip=2.0"),
+        ({"clip_quantile": 0.5}, "clip_quantile=0.5"),
+        ({"dp_noise": "local"}, "dp_noise=local"),
+    ],
+)
+def test_options_that_only_act_with_noise_are_not_taken_in_silence(change: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named} does nothing without noise: add --dp-epsilon"):
+        resolved(tiny_config("fedrp-subspace", **change), PARAMETERS)
+    resolved(tiny_config("fedrp-subspace", clients=40, noise_multiplier=0.0, **change), PARAMETERS)
 
 
 def test_the_models_above_are_all() -> None:

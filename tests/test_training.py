@@ -119,6 +119,13 @@ def test_divergence_names_client_and_round(trainer: Trainer) -> None:
         trainer.train(starts(), poisoned, [10, 11, 12, 13], ROUND, SGD)
 
 
+def test_divergence_is_seen_where_clipped_gradients_keep_everything_finite(trainer: Trainer) -> None:
+    wild = SGD._replace(lr=1000.0, grad_clip=1.0)
+    with pytest.raises(DivergenceError, match=r"the loss of client 11 went from \d.* to \S+ in round 3 .*lower --lr"):
+        trainer.train(starts(), DATA, [10, 11, 12, 13], ROUND, wild)
+    trainer.train(starts(), DATA, [10, 11, 12, 13], ROUND, SGD._replace(lr=1.0, grad_clip=1.0))
+
+
 def test_random_frozen_layers_and_buffers_are_the_same_in_every_process() -> None:
     """What is not in the vector must come from the run seed, or each process would train another model."""
 

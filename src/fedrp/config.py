@@ -107,6 +107,7 @@ class RunConfig:
         require_choice("sampling", self.sampling, SAMPLINGS)
         require_choice("dp_noise", self.dp_noise, DP_NOISES)
         require_choice("sealing", self.sealing, SEALINGS)
+        _require(1e-6 <= (self.dp_epsilon or 1) <= 1e6, "dp_epsilon", self.dp_epsilon, "a number from 1e-6 to 1e6")
         if self.noise_multiplier is not None and self.dp_epsilon is not None:
             raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
         if self.ball is not None and self.sensitivity is not None:

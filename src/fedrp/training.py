@@ -23,6 +23,7 @@ Rows = slice | npt.NDArray[np.intp]  # which clients of the group a step is abou
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _ALIGNMENT = 16  # floats: rows start at 64-byte boundaries, so arithmetic does not depend on a client's place
+_DIVERGED = 1000.0  # times the loss at the start of a round (plus 1): far beyond what a bad batch does
 
 
 class Examples(NamedTuple):
@@ -97,6 +98,7 @@ class Trainer:
         steps = np.array([len(plan) for plan in batches])
         rule = objective.step_size or (lambda _steps: sgd.lr)
         lr = np.array([[rule(count)] for count in steps.tolist()], np.float32)
+        losses: list[list[torch.Tensor]] = [[] for _ in batches]  # of each client's first and last step
         self.module.train()
         with torch.random.fork_rng(devices=[]):
             for step in range(steps.max()):
@@ -110,13 +112,15 @@ class Trainer:
                     self.layout.bind(self.module, weights[row], gradients[row])
                     # Dropout and its like only know torch's global generator: give each client-step its own stream.
                     torch.random.manual_seed(self.seed.integer("layers", round_, clients[row], step))
-                    self._backward(data[row], batches[row][step])
+                    loss = self._backward(data[row], batches[row][step])
+                    if step in (0, steps[row] - 1):
+                        losses[row].append(loss)
                 direction = objective.gradient(variables[rows], _as_numpy(gradients)[rows], rows)
                 velocity[rows] *= np.float32(sgd.momentum)
                 velocity[rows] += _clipped(direction, sgd.grad_clip)
                 variables[rows] -= np.multiply(velocity[rows], lr[rows], out=direction)  # reuses memory: n may be 10^8
         self.module.zero_grad(set_to_none=True)  # lets go of the matrix of gradients
-        self._require_finite(variables, clients, round_, sgd)
+        self._require_sane(variables, losses, clients, round_, sgd)
         return variables
 
     def _matrix(self, rows: int) -> torch.Tensor:
@@ -128,18 +132,31 @@ class Trainer:
         orders = [torch.from_numpy(rng.permutation(size)) for _ in range(sgd.epochs)]
         return [batch for order in orders for batch in torch.split(order, sgd.batch_size)]
 
-    def _backward(self, data: Examples, batch: torch.Tensor) -> None:
+    def _backward(self, data: Examples, batch: torch.Tensor) -> torch.Tensor:
         inputs = batch_input(data.x[batch], self.device)
         loss = self.loss(self.module(inputs), data.y[batch].to(self.device))
         loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
-    def _require_finite(self, variables: Stack, clients: Sequence[int], round_: int, sgd: LocalSGD) -> None:
-        bad = np.flatnonzero(~np.isfinite(variables).all(axis=1))
-        if bad.size:
-            raise DivergenceError(
-                f"training diverged: client {clients[bad[0]]} has values that are not finite in round {round_} "
-                f"(lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
-            )
+    def _require_sane(
+        self,
+        variables: Stack,
+        losses: Sequence[Sequence[torch.Tensor]],
+        clients: Sequence[int],
+        round_: int,
+        sgd: LocalSGD,
+    ) -> None:
+        for row, client in enumerate(clients):
+            trouble = None
+            if not np.isfinite(variables[row]).all():
+                trouble = f"client {client} has values that are not finite in round {round_}"
+            elif (last := float(losses[row][-1])) > _DIVERGED * (1 + abs(first := float(losses[row][0]))):
+                # Clipped gradients hardly overflow, however long the steps: the loss tells.
+                trouble = f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}"
+            if trouble:
+                raise DivergenceError(
+                    f"training diverged: {trouble} (lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
+                )
 
 
 def _clipped(gradients: Stack, limit: float) -> Stack:

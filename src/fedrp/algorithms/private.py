@@ -12,9 +12,10 @@ import dataclasses
 import math
 
 import numpy as np
+from scipy.stats import binom
 
 from fedrp.algorithms.base import Local, Participant, Vector
-from fedrp.config import RunConfig, settled
+from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
@@ -31,6 +32,7 @@ _BIT_NOISE_SHARE = 1 / 20  # noise on the count of clients below C, as a share o
 _TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of it
 _TAIL_MASS = math.erfc(_TAIL / math.sqrt(2))
 _LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
+_NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
 
 SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
@@ -42,7 +44,7 @@ def resolve_privacy(config: RunConfig) -> RunConfig:
     """The config with clip, quorum and noise multiplier; the latter from the target epsilon, if that was given."""
     if config.weighting != "uniform":
         raise ConfigError("weighting='samples' is not valid here: the privacy of a client rests on equal weights")
-    quorum = config.quorum or 1.0
+    quorum = config.quorum or (1.0 if config.dp_noise == "shared" else DEFAULT_QUORUM)
     noise = config.noise_multiplier
     if noise is None:
         noise = calibrate_noise_multiplier(
@@ -146,17 +148,15 @@ def releases(config: RunConfig) -> list[Release]:
     shared: tuple[str, ...] = (clipped, "the clients of the quorum add their shares of the noise")
     if config.secure_aggregation:
         shared = (*shared, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")
-    if config.sampling == "poisson":
-        few = _probability_of_few(config) * config.rounds
-        shared = (*shared, f"no round has too few participants (probability {few:.1g})")
     alone = _seen_by_the_server(config, seen, shared)
     if _participation_hidden(config):
         hidden = Composed(PoissonSampled(noise, _rate(config), participation_hidden=True), config.rounds)
         known = Unsupported("a client knows its own share of the noise and how many take part: use --sampling fixed")
+        enough = f"coins choose enough participants in every round (they do not with probability {_rarely(config):.1g})"
         return [
             *alone,
             Release(Adversary.CLIENTS, client, known),
-            Release(Adversary.MODEL_HOLDER, client, hidden, shared),
+            Release(Adversary.MODEL_HOLDER, client, hidden, (*shared, enough)),
         ]
     return [
         *alone,
@@ -185,20 +185,33 @@ def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...])
     return [Release(both[0], client, seen, assumed), Release(both[1], client, seen, (*assumed, _ONE_CURIOUS))]
 
 
-def _probability_of_few(config: RunConfig) -> float:
-    """How likely coins choose fewer clients than a round needs, so that some are added."""
-    least, rate = MIN_SUMMED if config.secure_aggregation else 1, config.participation
-    return sum(math.comb(config.clients, k) * rate**k * (1 - rate) ** (config.clients - k) for k in range(least))
+def _too_few(config: RunConfig) -> list[float]:
+    """How likely coins choose 0, 1, ... clients, for each number that is too small, so that some are added."""
+    least = min(config.clients, MIN_SUMMED if config.secure_aggregation else 1)
+    return [float(binom.pmf(count, config.clients, config.participation)) for count in range(least)]
+
+
+def _rarely(config: RunConfig) -> float:
+    """The probability, or more, that coins choose too few clients in any round."""
+    return min(1.0, config.rounds * sum(_too_few(config)))
 
 
 def _rate(config: RunConfig) -> float:
-    """The probability with which a client takes part in a round."""
-    return config.participation if config.sampling == "poisson" else config.expected_participants / config.clients
+    """The probability with which a client takes part in a round, being added to too few included."""
+    if config.sampling == "fixed":
+        return config.expected_participants / config.clients
+    few = _too_few(config)
+    added = sum((len(few) - count) * probability for count, probability in enumerate(few))
+    return min(1.0, config.participation + added / config.clients)
 
 
 def _participation_hidden(config: RunConfig) -> bool:
-    """Whether the model alone cannot tell how many took part: coins decide, and the noise does not depend on them."""
-    return config.sampling == "poisson" and config.dp_noise == "shared" and config.quorum == 1.0
+    """Whether the model alone cannot tell how many took part: coins decide, and the noise does not depend on them.
+
+    Only where coins practically never choose too few: whoever is added then is not there by a coin of its own.
+    """
+    by_coins = config.sampling == "poisson" and _rarely(config) <= _NEGLIGIBLE * config.dp_delta
+    return by_coins and config.dp_noise == "shared" and config.quorum == 1.0
 
 
 def _share(config: RunConfig, participants: int, deviation: float) -> float:
@@ -219,4 +232,12 @@ def _bit_noise(config: RunConfig) -> float:
 def _update_noise(config: RunConfig) -> float:
     """The multiplier on the update itself: larger than z where a part of the budget goes into adapting C."""
     noise = settled(config.noise_multiplier)
-    return noise if config.clip_quantile is None else update_noise_multiplier(noise, _bit_noise(config))
+    if config.clip_quantile is None:
+        return noise
+    if noise >= 2 * _bit_noise(config):
+        raise ConfigError(
+            f"clip_quantile={config.clip_quantile:g} needs more clients a round: with {config.expected_participants} "
+            f"and noise_multiplier {noise:.3g}, above {math.ceil(noise / (2 * _BIT_NOISE_SHARE))} are needed; give a "
+            "fixed --clip instead"
+        )
+    return update_noise_multiplier(noise, _bit_noise(config))

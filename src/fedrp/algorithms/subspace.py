@@ -35,7 +35,7 @@ from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.algorithms.fedrp import resolve_projection
 from fedrp.algorithms.private import averaged, extra_numbers, largest, privatised, releases, resolve_privacy
 from fedrp.config import RunConfig, settled
-from fedrp.errors import ProtocolError
+from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection import make_projection
@@ -55,6 +55,8 @@ _FREE_STEPS = 15
 _CROWD = 50
 _CROWD_MOMENTUM = 0.5
 
+_ONLY_WITH_NOISE = {"clip": None, "clip_quantile": None, "dp_noise": "shared"}
+
 _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
 
@@ -63,7 +65,15 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
     config = resolve_projection(config, parameters)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
-    return resolve_privacy(config) if config.private else config
+    if config.private:
+        return resolve_privacy(config)
+    idle = next((name for name, default in _ONLY_WITH_NOISE.items() if getattr(config, name) != default), None)
+    if idle is not None:
+        raise ConfigError(
+            f"{idle}={getattr(config, idle)} does nothing without noise: add --dp-epsilon, or --noise-multiplier 0 "
+            "to clip only"
+        )
+    return config
 
 
 def _default_momentum(config: RunConfig, parameters: int) -> float:
