@@ -57,22 +57,21 @@ PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --lo
 PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
 PRIVATE_DIMS = (100, 1000, 10000)
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace(PRIVATE_DIMS)}
+COMPARED = ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
 EPSILONS = (10, 5)
-# What seed 0 chose on the grids of private-10 and private-5.
+# Per method, in the order of COMPARED, what seed 0 chose on the grids of private-10 and private-5: clip, lr, momentum.
 PRIVATE_BEST = {
-    10: {
-        "fedavg-dp": "--clip 1 --lr 1",
-        "fedrp-subspace-100": "--clip 0.1 --lr 1",
-        "fedrp-subspace-1000": "--clip 1 --lr 1",
-        "fedrp-subspace-10000": "--clip 1 --lr 1",
-    },
-    5: {
-        "fedavg-dp": "--clip 0.1 --lr 0.3",
-        "fedrp-subspace-100": "--clip 0.1 --lr 0.3",
-        "fedrp-subspace-1000": "--clip 0.3 --lr 1",
-        "fedrp-subspace-10000": "--clip 0.3 --lr 1",
-    },
+    10: ((0.3, 1, 0.5), (0.3, 1, 0.5), (0.3, 1, 0.5)),
+    5: ((0.3, 1, 0.5), (0.3, 1, 0.5), (0.3, 1, 0.5)),
 }
+
+
+def _private(method: str, clip: float, lr: float, momentum: float = 0) -> str:
+    # FedAvg-DP has no momentum unless it is asked for; FedRP-Subspace may.
+    said = f" --server-momentum {momentum}" if momentum or method != "fedavg-dp" else ""
+    return f"{PRIVATE_METHODS[method]} --clip {clip} --lr {lr}{said}"
+
+
 LENET_PARAMETERS = 61_706
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
@@ -183,28 +182,21 @@ EXPERIMENTS: dict[str, Experiment] = {
             "20 rounds",
             f"{PRIVATE} --dp-epsilon {epsilon}",
             {
-                f"{name}-clip{clip}-lr{lr}": f"{options} --clip {clip} --lr {lr}"
-                for name, options in PRIVATE_METHODS.items()
+                f"{name}-clip{clip}-lr{lr}-momentum{momentum}": _private(name, clip, lr, momentum)
+                for name in PRIVATE_METHODS
+                for momentum in (0, 0.5)
                 for clip in (0.1, 0.3, 1)
                 for lr in (0.3, 1)
+                if momentum == 0 or (name in COMPARED and (clip, lr) != (1, 0.3))
             },
         )
         for epsilon in EPSILONS
     },
-    "private-corner": Experiment(
-        "Beyond the corner of the grid in which both are best at (10, 1e-5): larger clips and learning rates",
-        f"{PRIVATE} --dp-epsilon 10",
-        {
-            f"{name}-clip{clip}-lr{lr}": f"{PRIVATE_METHODS[name]} --clip {clip} --lr {lr}"
-            for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
-            for clip, lr in ((1, 3), (3, 1), (3, 3))
-        },
-    ),
     **{
         f"private-best-{epsilon}": Experiment(
             f"Client-level ({epsilon}, 1e-5): the best of each grid again, with seeds that chose nothing",
             f"{PRIVATE} --dp-epsilon {epsilon}",
-            {name: f"{PRIVATE_METHODS[name]} {options}" for name, options in best.items()},
+            {name: _private(name, *chosen) for name, chosen in zip(COMPARED, best, strict=True)},
             seeds=(1, 2, 3),
         )
         for epsilon, best in PRIVATE_BEST.items()
@@ -213,7 +205,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "What clipping alone costs: (1000, 1e-5), where the noise is small",
         f"{PRIVATE} --dp-epsilon 1000",
         {
-            f"{name}-clip{clip}-lr{lr}": f"{PRIVATE_METHODS[name]} --clip {clip} --lr {lr}"
+            f"{name}-clip{clip}-lr{lr}": _private(name, clip, lr)
             for name, clip, lr in (
                 ("fedavg-dp", 0.3, 0.3),
                 ("fedavg-dp", 1, 0.3),
@@ -226,11 +218,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     **{
         f"private-full-{epsilon}": Experiment(
             f"Client-level ({epsilon}, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
-            f"{PRIVATE_FULL} --dp-epsilon {epsilon} --clip 0.3",
+            f"{PRIVATE_FULL} --dp-epsilon {epsilon}",
             {
-                f"{name}-lr{lr}": f"{PRIVATE_METHODS[name]} --lr {lr}"
-                for name in ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
-                for lr in (0.1, 0.3)
+                f"{name}-lr{lr}-momentum{momentum}": _private(name, 0.3, lr, momentum)
+                for name in COMPARED
+                for lr, momentum in ((0.1, 0), (0.3, 0), (0.1, 0.5))
             },
             seeds=(0, 1, 2),
         )
