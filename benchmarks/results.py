@@ -192,6 +192,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         )
         for epsilon in EPSILONS
     },
+    "private-default": Experiment(
+        "Client-level (10, 1e-5) at default learning rates, as above: which clip should be the default",
+        f"{PRIVATE} --dp-epsilon 10",
+        {
+            f"{name}-clip{clip}": _private(name, clip, *rest)
+            for name, rest in zip(COMPARED, ((0.1, 0), (0.2, 0.5), (0.2, 0.5)), strict=True)
+            for clip in (0.3, 1)
+        },
+        seeds=(0, 1, 2),
+    ),
     **{
         f"private-best-{epsilon}": Experiment(
             f"Client-level ({epsilon}, 1e-5): the best of each grid again, with seeds that chose nothing",
