@@ -170,7 +170,7 @@ def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_divergence_is_one_clear_error(task: Task) -> None:
-    with pytest.raises(FedRPError, match=r"training diverged: client \d .* round \d"):
+    with pytest.raises(FedRPError, match=r"training diverged: .*client \d .* round \d"):
         simulate(tiny_config("fedavg", lr=1e38), task)
 
 

@@ -26,7 +26,7 @@ from fedrp.secure_sum import MIN_SUMMED, Call, grid
 from fedrp.wire import MAX_COUNT
 
 DEFAULT_EPSILON = 10.0
-DEFAULT_CLIP = 1.0
+DEFAULT_CLIP = 0.3  # what a client learns in a few local steps; with 1 the noise is louder than that (docs/results.md)
 _CLIP_RATE = 0.2  # eta_C of Andrew et al.
 _BIT_NOISE_SHARE = 1 / 20  # noise on the count of clients below C, as a share of their number
 _TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of it

@@ -51,7 +51,7 @@ _FREE_STEPS = 15
 
 # Many clients differ more than few, and each has less data: there the mean of a round is worth carrying on. With few
 # clients and many local steps it overshoots, and where ||A|| is large (sqrt(n/m)) it carries on mostly what has nothing
-# to do with the gradient (docs/results.md). With noise it was not tried.
+# to do with the gradient (docs/results.md).
 _CROWD = 50
 _CROWD_MOMENTUM = 0.5
 
@@ -78,7 +78,7 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
 
 def _default_momentum(config: RunConfig, parameters: int) -> float:
     many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * config.dim
-    return _CROWD_MOMENTUM if many and wide and not config.private else 0.0
+    return _CROWD_MOMENTUM if many and wide else 0.0
 
 
 def step_size(lr: float, momentum: float, norm_bound: float, steps: int) -> float:

@@ -44,6 +44,8 @@ from fedrp.training import Examples
 
 OnStep = Callable[[int, int], None]  # (targets done, targets in all)
 
+_CLIP = 1.0  # where there is noise: longer than any update of one step, so nothing is cut off
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -266,6 +268,7 @@ def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np
     ]
     shape = tuple(dataset.train_x.shape[1:])
     task = Task(Victim(scenario.model, shape, dataset.classes), [], ([], []), model_name=scenario.model)
+    noised = scenario.dp_epsilon is not None or scenario.algorithm == "fedavg-dp"
     config = RunConfig(
         algorithm=scenario.algorithm,
         model=scenario.model,
@@ -275,6 +278,7 @@ def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np
         dim=scenario.dim,
         projection=scenario.projection,
         dp_epsilon=scenario.dp_epsilon,
+        clip=_CLIP if noised else None,
         seed=scenario.seed,
     )
     (mean,), (deviation,) = dataset.mean, dataset.std
