@@ -11,6 +11,7 @@ is FEDRP_DATA.
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import platform
 import re
@@ -59,10 +60,21 @@ PRIVATE_DIMS = (100, 1000, 10000)
 PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace(PRIVATE_DIMS)}
 COMPARED = ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
 EPSILONS = (10, 5)
-# Per method, in the order of COMPARED, what seed 0 chose on the grids of private-10 and private-5: clip, lr, momentum.
+# What seed 0 chose on the grids of private-10 and private-5: method, clip, lr, momentum; for FedAvg-DP also the best
+# without momentum.
 PRIVATE_BEST = {
-    10: ((0.3, 1, 0.5), (0.3, 1, 0.5), (0.3, 1, 0.5)),
-    5: ((0.3, 1, 0.5), (0.3, 1, 0.5), (0.3, 1, 0.5)),
+    10: (
+        ("fedavg-dp", 1, 1, 0),
+        ("fedavg-dp", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-1000", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-10000", 0.3, 0.3, 0.5),
+    ),
+    5: (
+        ("fedavg-dp", 0.1, 0.3, 0),
+        ("fedavg-dp", 0.1, 0.3, 0.5),
+        ("fedrp-subspace-1000", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-10000", 0.3, 0.3, 0.5),
+    ),
 }
 
 
@@ -145,6 +157,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             for split in ("dirichlet:0.1", "shards:2")
             for name, options in {
                 "fedavg": "--algorithm fedavg",
+                "fedavg-momentum": "--algorithm fedavg --server-momentum 0.5",
                 **_subspace((1000,), OWN),
                 "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
                 "samples": _subspace((1000,), f"{OWN} --weighting samples")["fedrp-subspace-1000"],
@@ -206,7 +219,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"private-best-{epsilon}": Experiment(
             f"Client-level ({epsilon}, 1e-5): the best of each grid again, with seeds that chose nothing",
             f"{PRIVATE} --dp-epsilon {epsilon}",
-            {name: _private(name, *chosen) for name, chosen in zip(COMPARED, best, strict=True)},
+            {f"{chosen[0]}-momentum{chosen[-1]}": _private(*chosen) for chosen in best},
             seeds=(1, 2, 3),
         )
         for epsilon, best in PRIVATE_BEST.items()
@@ -401,28 +414,28 @@ def draw_budget(path: Path) -> None:
 
 
 def draw_private(path: Path) -> None:
-    """Accuracy at each method's best clip and learning rate against m, for each epsilon; m = n is FedAvg-DP."""
+    """Accuracy at the best clip and learning rate against m, by epsilon and momentum; m = n is FedAvg-DP."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
-    for epsilon in EPSILONS:
-        experiment = f"private-{epsilon}"
-        best: dict[str, float] = {}
-        for run in runs_of(experiment):
-            method, result = run.name.split("-clip")[0], run.result()
-            if result:
-                best[method] = max(best.get(method, 0.0), result["accuracy"])
-        sizes = {"fedavg-dp": LENET_PARAMETERS, **{f"fedrp-subspace-{m}": m for m in PRIVATE_DIMS}}
-        points = sorted((sizes[method], accuracy) for method, accuracy in best.items())
-        axes.plot([m for m, _ in points], [accuracy for _, accuracy in points], marker="o", label=f"epsilon {epsilon}")
+    sizes = {"fedavg-dp": LENET_PARAMETERS, **{f"fedrp-subspace-{m}": m for m in PRIVATE_DIMS}}
+    for epsilon, momentum in itertools.product(EPSILONS, (0.5, 0)):
+        best: dict[int, float] = {}
+        for run in runs_of(f"private-{epsilon}"):
+            size, result = sizes[run.name.split("-clip")[0]], run.result()
+            if result and run.name.endswith(f"-momentum{momentum}"):
+                best[size] = max(best.get(size, 0.0), result["accuracy"])
+        style = {10: "C0", 5: "C1"}[epsilon] + ("-" if momentum else "--")
+        label = f"epsilon {epsilon}, {f'momentum {momentum}' if momentum else 'no momentum'} over rounds"
+        axes.plot(*zip(*sorted(best.items()), strict=True), style, marker="o", label=label)
     axes.axvline(LENET_PARAMETERS, color="grey", linestyle=":", label="m = n: FedAvg-DP")
     axes.set_xscale("log")
     axes.set_xlabel("numbers that a client sends, m")
     axes.set_ylabel("test accuracy %")
     axes.set_title("MNIST, 100 clients x 100 pictures, 20 rounds, delta 1e-5, seed 0")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     _save(figure, path)
 
 
