@@ -4,6 +4,7 @@ Clients answer in processes of their own, forked for each message, as in a deplo
 that "nothing is lost" can be said exactly: the model is the one of a run in which nothing happened.
 """
 
+import dataclasses
 import json
 import os
 import resource
@@ -252,6 +253,30 @@ def test_who_was_chosen_stays_chosen_when_the_server_is_killed(tmp_path: Path) -
     assert int((tmp_path / "asked").read_text()) in chosen
     run.run()
     assert run.store()["participants"] == chosen
+
+
+def test_a_site_whose_model_differs_costs_a_round_where_everyone_is_needed(tmp_path: Path) -> None:
+    """In round 2 its mark is wrong; in round 3 it rebuilds its model, and its first reply is lost."""
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT, rounds=4, quorum=1.0))
+    lost_replies = []
+
+    def reply(client: int, message: Message) -> Message:
+        given = run.answer(client, message)
+        if client == 2 and round_of(message) == 2:
+            first, *others = wire.decode(packet_of(given))
+            return answer(wire.encode([dataclasses.replace(first, fingerprint=bytes(16)), *others]), message)
+        if client == 2 and round_of(message) == 3 and not lost_replies:
+            lost_replies.append(client)
+            return lost(message)
+        return given
+
+    run.run(reply)
+    lines = map(json.loads, (tmp_path / "store" / "log.jsonl").read_text().splitlines())
+    rounds = [line for line in lines if line["event"] == "round"]
+    assert [line["participants"] for line in rounds] == [[0, 1, 2, 3], [], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert "differs" in rounds[1]["refused"]["2"]
+    assert lost_replies
+    same_model(run)
 
 
 def test_a_second_server_on_the_same_store_is_refused(tmp_path: Path) -> None:

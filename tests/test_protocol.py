@@ -408,7 +408,11 @@ def test_where_everyone_is_needed_a_round_is_given_up_for_a_copy_that_differs(ch
     assert report.participants == ()
     assert "differs" in report.refused[2]
     assert not run.server.aggregates[2][:12].any()
-    assert run.round().participants == everyone
+    assert np.array_equal(run.server.aggregates[2][12:], run.server.aggregates[1][12:])  # an adaptive clip stays
+    packets = run.open()
+    run.answer(2, packets[2])  # its reply is lost, and it is asked again
+    assert run.close(run.deliver(packets)).participants == everyone
+    run.round()
     models = run.final_models()
     assert all(np.array_equal(model, models[0]) for model in models.values())
 
@@ -420,8 +424,30 @@ def test_a_copy_that_differs_although_it_was_rebuilt_ends_the_run_with_advice() 
     run.round()
     replies = run.deliver(run.open())
     spoiled = altered(replies[2], Kind.UPLOAD, fingerprint=bytes(len(only(replies[2], Kind.UPLOAD).fingerprint)))
-    with pytest.raises(QuorumError, match=r"round 3: the copy of client 2 differs although it was rebuilt: .*sign"):
+    with pytest.raises(ProtocolError, match=r"round 3: the copy of client 2 differs although it was rebuilt: .*sign"):
         run.close({**replies, 2: spoiled})
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_copy_that_differs_is_done_without_where_others_may_still_come(secure: bool) -> None:
+    run = Federation(tiny_config("fedrp-subspace", clients=6, rounds=5, quorum=0.5, secure_aggregation=secure))
+    run.round()
+    spoil(run, 0)
+    replies = run.deliver(run.open())
+    first = {client: replies[client] for client in range(4 if secure else 3)}
+    with pytest.raises(QuorumError):
+        run.close(first)
+    assert 0 not in run.close(replies).participants
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-dp", "fedadmm", "fedrp"])
+def test_marks_mean_nothing_where_clients_do_not_make_the_common_model(name: str) -> None:
+    run, plain = (Federation(tiny_config(name, quorum=1.0)) for _ in range(2))
+    replies = run.deliver(run.open())
+    marked = altered(replies[2], Kind.UPLOAD, fingerprint=b"x" * len(only(replies[2], Kind.UPLOAD).fingerprint))
+    assert run.close({**replies, 2: marked}).participants == (0, 1, 2, 3)
+    plain.round()
+    assert np.array_equal(run.server.aggregates[1], plain.server.aggregates[1])
 
 
 def spoil(run: Federation, client: int) -> None:

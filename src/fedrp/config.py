@@ -57,14 +57,16 @@ class RunConfig:
     participation: float = _setting(1.0, "fraction of clients that take part in a round")
     sampling: str = _setting("fixed", "how participants are drawn: fixed (a set number) or poisson (each by a coin)")
     dropout: float = _setting(0.0, "probability that a participant drops out in the middle of a round")
-    quorum: float | None = _setting(None, "share of participants whose upload a round needs; default 0.5, private 1")
+    quorum: float | None = _setting(
+        None, "share of participants that a round needs; default 0.5, with shared noise 1"
+    )
     weighting: str = _setting("uniform", "weights of the average: uniform or samples")
     server_momentum: float | None = _setting(
         None, "momentum of the common model over rounds (fedavg, fedavg-dp: default 0; fedrp-subspace: by size)"
     )
     proximal: float = _setting(0.0, "pull towards the common model in local training (fedrp-subspace)")
-    seed: int = _setting(0, "public run seed: split, batches, sampling")
-    clip: float | None = _setting(None, "largest norm of a client's update (private algorithms)")
+    seed: int = _setting(0, "public run seed: split, batches; in simulations also who takes part")
+    clip: float | None = _setting(None, "largest norm of a client's update, with noise; default 0.3")
     noise_multiplier: float | None = _setting(None, "noise on the sum of updates, in units of clip")
     dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier")
     dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")

@@ -163,8 +163,9 @@ def close_round(
     must not send a second upload in one round: with the first one it would tell more than either.)
 
     Raises:
-        QuorumError: too few of the participants sent a valid upload. The round can be opened again and asks only the
-            `outstanding`; or a copy differs although it was rebuilt.
+        QuorumError: too few of the participants sent a valid upload. The round can be opened again, for those who are
+            `outstanding`.
+        ProtocolError: a copy differs although it was rebuilt, and without it the round is none.
     """
     round_ = server.round + 1
     if not server.algorithm.exchanges:
@@ -179,13 +180,13 @@ def close_round(
     if len(uploads) < needed and not lost:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
     if lost and differing & server.differing:
-        raise QuorumError(
+        raise ProtocolError(
             f"round {round_}: the copy of client {min(differing & server.differing)} differs although it was rebuilt: "
-            "use --projection sign where machines are unlike, or a --quorum that can do without it"
+            "begin again with --projection sign if machines are unlike, or with a --quorum that can do without it"
         )
     certified = None
     if lost:
-        mean, weight = np.zeros(server.upload_size, np.float32), float(server.config.expected_participants)
+        mean, weight = np.zeros(server.upload_size, np.float32), 0.0
     elif server.config.secure_aggregation:
         mean, weight = _unmasked(server, uploads, corrections or {})
     else:
@@ -244,7 +245,7 @@ def _received(server: Coordinator, replies: Packets) -> _Received:
             uploads[client] = message
         except (WireError, ProtocolError) as error:
             refused[client] = str(error)
-    differing = _differing(uploads)
+    differing = _differing(server, uploads)
     for client in differing:
         refused[client] = "its copy of the common model differs; it will be told to rebuild it"
         del uploads[client]
@@ -252,13 +253,13 @@ def _received(server: Coordinator, replies: Packets) -> _Received:
 
 
 def _lost(server: Coordinator, received: _Received) -> bool:
-    """Whether uploads cannot be aggregated because copies differ: asking again would bring the same ones."""
-    missing = len(server.participants) - len(received.uploads)
-    if server.config.secure_aggregation and missing == 1:
-        missing = secure_sum.MIN_LEFT_OUT
+    """Whether enough clients replied, but so many of their copies differ that the round needs those who cannot help."""
+    without = len(received.differing)
+    if server.config.secure_aggregation and without == 1:
+        without = secure_sum.MIN_LEFT_OUT
     needed = secure_sum.needed(server.config, len(server.participants))
-    too_few = len(server.participants) - missing < needed
-    return too_few and bool(received.differing) and len(received.uploads) + len(received.differing) >= needed
+    hopeless = bool(without) and len(server.participants) - without < needed
+    return hopeless and len(received.uploads) + len(received.differing) >= needed
 
 
 def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Packets) -> tuple[Vector, float]:
@@ -353,8 +354,10 @@ def _chosen(config: RunConfig, coins: Coins) -> tuple[int, ...]:
     return tuple(sorted(np.argsort(coins)[:count].tolist()))
 
 
-def _differing(uploads: Mapping[int, Message]) -> frozenset[int]:
+def _differing(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int]:
     """Clients whose fingerprint of the common model is not the most frequent one."""
+    if server.algorithm.catch_up != "all":  # elsewhere clients do not make the common model themselves
+        return frozenset()
     counts = Counter(message.fingerprint for message in uploads.values())
     common = counts.most_common(1)[0][0] if counts else wire.NO_FINGERPRINT
     return frozenset(client for client, message in uploads.items() if message.fingerprint != common)

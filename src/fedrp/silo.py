@@ -198,7 +198,9 @@ def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
 
 def _noted(bench: Workbench, silo: Silo, inbox: list[Message]) -> Silo:
     """The silo after it has put away the sealed keys that it was given, each once its signature is checked."""
-    if wire.messages_of(inbox, Kind.REBUILD):
+    calls = wire.messages_of(inbox, Kind.ROUND)
+    repeated = bool(calls) and calls[-1].round <= silo.round  # it has rebuilt its state for this round before
+    if wire.messages_of(inbox, Kind.REBUILD) and not repeated:
         silo = dataclasses.replace(silo, since=0, state=None)
     envelopes = dict(silo.envelopes)
     for message in wire.messages_of(inbox, Kind.SEALED):

@@ -128,11 +128,14 @@ def privatised(local: Local, client: Participant, update: Vector) -> Vector:
 
 
 def averaged(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
-    """The sum of the uploads by the expected number of participants; the last number becomes the next C."""
+    """The sum of the uploads by the expected number of participants; the last number becomes the next C.
+
+    A weight of 0 is that of a round without uploads, which leaves C as it is.
+    """
     result = mean * np.float32(weight / config.expected_participants)
     if config.clip_quantile is not None:
         clip = current_clip(config, previous)
-        below = min(1.0, max(0.0, float(result[-1]) / clip + 0.5))
+        below = min(1.0, max(0.0, float(result[-1]) / clip + 0.5)) if weight else config.clip_quantile
         result[-1] = clip * math.exp(-_CLIP_RATE * (below - config.clip_quantile))
     return result
 
