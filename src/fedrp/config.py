@@ -57,9 +57,7 @@ class RunConfig:
     participation: float = _setting(1.0, "fraction of clients that take part in a round")
     sampling: str = _setting("fixed", "how participants are drawn: fixed (a set number) or poisson (each by a coin)")
     dropout: float = _setting(0.0, "probability that a participant drops out in the middle of a round")
-    quorum: float | None = _setting(
-        None, "share of participants that a round needs; default 0.5, with shared noise 1"
-    )
+    quorum: float | None = _setting(None, "share of participants that a round needs; default 0.5, with shared noise 1")
     weighting: str = _setting("uniform", "weights of the average: uniform or samples")
     server_momentum: float | None = _setting(
         None, "momentum of the common model over rounds (fedavg, fedavg-dp: default 0; fedrp-subspace: by size)"
