@@ -209,7 +209,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         for epsilon in EPSILONS
     },
     "private-default": Experiment(
-        "Client-level (10, 1e-5) at default learning rates, as above: which clip should be the default",
+        "Client-level (10, 1e-5), 100 pictures a client: learning rate and momentum as they are by default, two clips",
         f"{PRIVATE} --dp-epsilon 10",
         {
             f"{name}-clip{clip}": _private(name, clip, *rest)
