@@ -21,7 +21,7 @@ from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.sealing import ENVELOPE_BYTES, split
-from fedrp.secure_sum import MIN_SUMMED, Call
+from fedrp.secure_sum import Call
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
 
 Packets = dict[int, bytes]  # client -> packet
@@ -349,8 +349,7 @@ def _chosen(config: RunConfig, coins: Coins) -> tuple[int, ...]:
     """Who takes part: those with the smallest coins, as many as are due."""
     count = config.expected_participants
     if config.sampling == "poisson":
-        least = MIN_SUMMED if config.secure_aggregation else 1
-        count = max(least, int((coins < config.participation).sum()))
+        count = max(secure_sum.least_participants(config), int((coins < config.participation).sum()))
     return tuple(sorted(np.argsort(coins)[:count].tolist()))
 
 

@@ -83,6 +83,11 @@ class Call(NamedTuple):
         return sum(weight for client, weight in zip(self.clients, self.weights, strict=True) if client in chosen)
 
 
+def least_participants(config: RunConfig) -> int:
+    """How many clients a round is opened with, at least: where coins choose fewer, some are added."""
+    return MIN_SUMMED if config.secure_aggregation else 1
+
+
 def needed(config: RunConfig, participants: int) -> int:
     """How many uploads a round must have, at least."""
     quorum = max(1, math.ceil(participants * (config.quorum or DEFAULT_QUORUM)))

@@ -22,7 +22,7 @@ from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.sensitivity import clip_to_norm
-from fedrp.secure_sum import MIN_SUMMED, Call, grid
+from fedrp.secure_sum import MIN_SUMMED, Call, grid, least_participants
 from fedrp.wire import MAX_COUNT
 
 DEFAULT_EPSILON = 10.0
@@ -190,8 +190,8 @@ def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...])
 
 def _too_few(config: RunConfig) -> list[float]:
     """How likely coins choose 0, 1, ... clients, for each number that is too small, so that some are added."""
-    least = min(config.clients, MIN_SUMMED if config.secure_aggregation else 1)
-    return [float(binom.pmf(count, config.clients, config.participation)) for count in range(least)]
+    counts = range(least_participants(config))
+    return [float(binom.pmf(count, config.clients, config.participation)) for count in counts]
 
 
 def _rarely(config: RunConfig) -> float:
