@@ -39,7 +39,7 @@ types: $(READY) ## Check types, strictly
 	@$(BIN)/mypy
 
 results: $(READY) ## Run every published experiment that is not kept yet, and render docs/results.md (hours)
-	@$(BIN)/python benchmarks/results.py run all
+	@$(BIN)/python benchmarks/results.py run
 	@$(BIN)/python benchmarks/results.py render
 
 bench: $(READY) ## Measure the projections against a copy and other libraries

@@ -1,26 +1,29 @@
 """Every number of docs/results.md: run it, keep it, render it.
 
     python benchmarks/results.py list                    the experiments and which of their runs are kept
-    python benchmarks/results.py run NAME [NAME ...]     run what is missing (all: every experiment)
+    python benchmarks/results.py run [NAME ...]          run what is missing (without a name: of every experiment)
+    python benchmarks/results.py again NAME [NAME ...]   run all of an experiment anew, over what was kept
     python benchmarks/results.py render                  fill the tables of docs/results.md and draw the figures
 
-A kept run is a JSON file in benchmarks/results/ with the command, seed, commit and date that made it. The data folder
-is FEDRP_DATA.
+What is run is in experiments.py. A kept run is a JSON file in benchmarks/results/ with the command, seed, commit and
+date that made it. The data folder is FEDRP_DATA.
 """
 
 import argparse
 import datetime
 import functools
-import itertools
 import json
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments import BUDGETS, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,243 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 FIGURES = ROOT / "docs" / "figures"
-BUDGETS = (1, 10, 50, 100, 500, 1000, 5000, 10000)
-
-
-class Experiment(NamedTuple):
-    """Runs that belong in one table."""
-
-    title: str
-    base: str  # options that all its runs share
-    runs: dict[str, str]  # name of the run -> its own options
-    seeds: tuple[int, ...] = (0,)
-
-
-def _subspace(dims: Iterable[int], more: str = "") -> dict[str, str]:
-    return {f"fedrp-subspace-{m}": f"--algorithm fedrp-subspace --projection sign --dim {m}{more}" for m in dims}
-
-
-def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
-    return {"fedavg-default": "", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
-
-
-# What the subspace mode uses by default with LeNet-5 and 100 clients, with m of at least n/64 and below; said aloud
-# because earlier versions had other defaults.
-OWN = " --lr 0.2 --server-momentum 0.5"
-WITHOUT = " --lr 0.2 --server-momentum 0"
-MNIST = "--dataset mnist --clients 100 --rounds 30"
-PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
-PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
-PRIVATE_DIMS = (100, 1000, 10000)
-LENET_PARAMETERS = 61_706
-# With m = n the subspace mode is FedAvg-DP, but for how the first model is drawn.
-SAME_BUT_FOR_THE_START = f"fedrp-subspace-{LENET_PARAMETERS}"
-PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace((*PRIVATE_DIMS, LENET_PARAMETERS))}
-COMPARED = ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
-EPSILONS = (10, 5)
-# What seed 0 chose on the grids of private-10 and private-5: method, clip, lr, momentum; for FedAvg-DP also the best
-# without momentum.
-PRIVATE_BEST = {
-    10: (
-        ("fedavg-dp", 1, 1, 0),
-        ("fedavg-dp", 0.3, 0.3, 0.5),
-        ("fedrp-subspace-1000", 0.3, 0.3, 0.5),
-        ("fedrp-subspace-10000", 0.3, 0.3, 0.5),
-        (SAME_BUT_FOR_THE_START, 0.3, 0.3, 0.5),
-    ),
-    5: (
-        ("fedavg-dp", 0.1, 0.3, 0),
-        ("fedavg-dp", 0.1, 0.3, 0.5),
-        ("fedrp-subspace-1000", 0.3, 0.3, 0.5),
-        ("fedrp-subspace-10000", 0.3, 0.3, 0.5),
-    ),
-}
-
-
-def _private(method: str, clip: float, lr: float, momentum: float = 0) -> str:
-    # FedAvg-DP has no momentum unless it is asked for; FedRP-Subspace may.
-    said = f" --server-momentum {momentum}" if momentum or method != "fedavg-dp" else ""
-    return f"{PRIVATE_METHODS[method]} --clip {clip} --lr {lr}{said}"
-
-
-EXPERIMENTS: dict[str, Experiment] = {
-    "mnist": Experiment(
-        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
-        f"{MNIST} --local-epochs 1",
-        {
-            "fedavg": "--algorithm fedavg",
-            "fedadmm": "--algorithm fedadmm",
-            "fwc": "--algorithm fwc",
-            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
-            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
-        },
-    ),
-    "subspace": Experiment(
-        "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
-        f"{MNIST} --local-epochs 1",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
-        seeds=(0, 1, 2),
-    ),
-    "other-momentum": Experiment(
-        "Momentum over rounds the other way round",
-        f"{MNIST} --local-epochs 1",
-        {**_subspace((1000,), WITHOUT), **_subspace((100,), OWN)},
-        seeds=(0, 1, 2),
-    ),
-    "fedavg-grid": Experiment(
-        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 1",
-        f"{MNIST} --local-epochs 1 --algorithm fedavg",
-        _fedavg_rates((0.2, 0.4)),
-        seeds=(0, 1, 2),
-    ),
-    "few-clients": Experiment(
-        "Few clients with much data: 3 clients with 3,333 pictures of mnist-mini each, 6 rounds, E = 1",
-        "--dataset mnist-mini --clients 3 --rounds 6 --local-epochs 1",
-        {
-            **{f"fedavg-{lr}": f"--algorithm fedavg --lr {lr}" for lr in (0.1, 0.2, 0.4)},
-            **_subspace((1000,)),
-            **{
-                f"subspace{option}".replace(" ", "_"): f"{_subspace((1000,))['fedrp-subspace-1000']} {option}"
-                for option in ("--server-momentum 0.5", "--lr 0.1", "--lr 0.4")
-            },
-        },
-        seeds=(0, 1, 2),
-    ),
-    "budget": Experiment(
-        "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
-        f"{MNIST} --local-epochs 1",
-        {
-            "fedavg": "--algorithm fedavg",
-            **_subspace(BUDGETS[:5], WITHOUT),
-            **_subspace(BUDGETS[5:], OWN),
-            **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
-        },
-        seeds=(0, 1, 2),
-    ),
-    "five-epochs": Experiment(
-        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
-        f"{MNIST} --local-epochs 5",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
-    ),
-    "five-epochs-grid": Experiment(
-        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
-        f"{MNIST} --local-epochs 5 --algorithm fedavg",
-        _fedavg_rates((0.2, 0.4)),
-    ),
-    "non-iid": Experiment(
-        "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
-        f"{MNIST} --local-epochs 1",
-        {
-            f"{name}-{split}": f"--partition {split} {options}"
-            for split in ("dirichlet:0.1", "shards:2")
-            for name, options in {
-                "fedavg": "--algorithm fedavg",
-                "fedavg-momentum": "--algorithm fedavg --server-momentum 0.5",
-                **_subspace((1000,), OWN),
-                "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
-                "samples": _subspace((1000,), f"{OWN} --weighting samples")["fedrp-subspace-1000"],
-            }.items()
-            if not (name == "samples" and split == "shards:2")  # there all have equally many
-        },
-        seeds=(0, 1, 2),
-    ),
-    "non-iid-options": Experiment(
-        "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1",
-        f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
-        {
-            f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 --server-momentum {option}"
-            for split in ("iid", "dirichlet:0.1", "shards:2")
-            for option in (
-                *("0", "0.5", "0.9", "0 --proximal 0.01"),
-                *(("0 --weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
-            )
-        },
-    ),
-    "cifar": Experiment(
-        "CIFAR-10, a fifth of the training pictures, the paper's GroupNorm network, 50 clients, 12 rounds, E = 1",
-        "--dataset cifar10 --train-examples 10000 --model cnn --clients 50 --rounds 12 --local-epochs 1",
-        {
-            "fedavg": "--algorithm fedavg",
-            "fedadmm": "--algorithm fedadmm",
-            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
-            **_subspace((10000,)),
-            "fwc": "--algorithm fwc",
-        },
-    ),
-    **{
-        f"private-{epsilon}": Experiment(
-            f"Client-level ({epsilon}, 1e-5): the grid of each method, 100 clients with 100 pictures of MNIST each, "
-            "20 rounds",
-            f"{PRIVATE} --dp-epsilon {epsilon}",
-            {
-                f"{name}-clip{clip}-lr{lr}-momentum{momentum}": _private(name, clip, lr, momentum)
-                for name in ("fedrp-subspace-100", *COMPARED)
-                for momentum in (0, 0.5)
-                for clip in (0.1, 0.3, 1)
-                for lr in (0.3, 1)
-                if momentum == 0 or (name in COMPARED and (clip, lr) != (1, 0.3))
-            },
-        )
-        for epsilon in EPSILONS
-    },
-    "private-default": Experiment(
-        "Client-level (10, 1e-5), 100 pictures a client: learning rate and momentum as they are by default, two clips",
-        f"{PRIVATE} --dp-epsilon 10",
-        {
-            f"{name}-clip{clip}": _private(name, clip, *rest)
-            for name, rest in zip(COMPARED, ((0.1, 0), (0.2, 0.5), (0.2, 0.5)), strict=True)
-            for clip in (0.3, 1)
-        },
-        seeds=(0, 1, 2),
-    ),
-    **{
-        f"private-best-{epsilon}": Experiment(
-            f"Client-level ({epsilon}, 1e-5): the best of each grid again, with seeds that chose nothing",
-            f"{PRIVATE} --dp-epsilon {epsilon}",
-            {f"{chosen[0]}-momentum{chosen[-1]}": _private(*chosen) for chosen in best},
-            seeds=(1, 2, 3),
-        )
-        for epsilon, best in PRIVATE_BEST.items()
-    },
-    "private-1000": Experiment(
-        "What clipping alone costs: (1000, 1e-5), where the noise is small",
-        f"{PRIVATE} --dp-epsilon 1000",
-        {
-            f"{name}-clip{clip}-lr{lr}": _private(name, clip, lr)
-            for name, clip, lr in (
-                ("fedavg-dp", 0.3, 0.3),
-                ("fedavg-dp", 1, 0.3),
-                ("fedrp-subspace-1000", 0.3, 1),
-                ("fedrp-subspace-10000", 0.3, 0.3),
-                ("fedrp-subspace-10000", 1, 0.3),
-            )
-        },
-    ),
-    **{
-        f"private-full-{epsilon}": Experiment(
-            f"Client-level ({epsilon}, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
-            f"{PRIVATE_FULL} --dp-epsilon {epsilon}",
-            {
-                f"{name}-lr{lr}-momentum{momentum}": _private(name, 0.3, lr, momentum)
-                for name in COMPARED
-                for lr, momentum in ((0.1, 0), (0.3, 0), (0.1, 0.5))
-            },
-            seeds=(0, 1, 2),
-        )
-        for epsilon in EPSILONS
-    },
-    "fashion": Experiment(
-        "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
-        "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
-        {
-            "fedavg": "--algorithm fedavg",
-            "fedavg-0.2": "--algorithm fedavg --lr 0.2",
-            **_subspace((1000,), OWN),
-            **_subspace((100,), WITHOUT),
-            "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
-        },
-        seeds=(0, 1, 2),
-    ),
+# Measurements with a script of their own.
+OWN_SCRIPTS = {
+    "compression": "python benchmarks/compression.py --dataset mnist --clients 100 --rounds 30 --budget 4000 --lr 0.2 "
+    "--methods topk,randomk,qsgd-sparse,sketch --workers 2 --out benchmarks/results/compression.json",
+    "rounds": "python benchmarks/rounds.py --repeats 4 --out benchmarks/results/rounds.json",
 }
 
 
@@ -304,6 +75,7 @@ def kept_results(experiment: str, name: str) -> list[dict[str, Any]]:
 
 
 def perform(run: Run) -> None:
+    """Run it, or go on with it where it was stopped, and keep the result."""
     commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
     out = ROOT / "runs" / "results" / run.path.stem
     command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
@@ -323,6 +95,7 @@ def perform(run: Run) -> None:
     }
     KEPT.mkdir(parents=True, exist_ok=True)
     run.path.write_text(json.dumps({"origin": origin, **result}, indent=1) + "\n")
+    shutil.rmtree(out)  # so that it starts from nothing when it is asked for again
 
 
 def _git(*arguments: str) -> str:
@@ -347,7 +120,8 @@ def table(name: str) -> str:
     for run_name, results in kept.items():
         if results:
             options = experiment.runs[run_name]
-            cells = [f"`{options}`" if options else "default", str(len(results)), _spread(results, "accuracy")]
+            seeds = ", ".join(str(result["seed"]) for result in results)
+            cells = [f"`{options}`" if options else "default", seeds, _spread(results, "accuracy")]
             if own_models:
                 low = min(result["accuracy_client_min"] for result in results)
                 high = max(result["accuracy_client_max"] for result in results)
@@ -356,6 +130,32 @@ def table(name: str) -> str:
             lines.append(_row([*cells, f"{results[0]['bytes_up']:,}", f"{results[0]['bytes_down']:,}"]))
     commits = sorted({result["origin"]["commit"] for result in everything})
     return "\n".join([*lines, "", f"Commits: {', '.join(commits) or 'none yet'}."])
+
+
+def grid_table(name: str) -> str:
+    """A table of a grid of clips and learning rates: a line for each method, with and without momentum."""
+    experiment = EXPERIMENTS[name]
+    accuracies: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    commits = set()
+    for run_name in experiment.runs:
+        method, clip, rate, momentum = re.split("-clip|-lr|-momentum", run_name)
+        for result in kept_results(name, run_name):
+            accuracies.setdefault((method, momentum), {})[clip, rate] = f"{result['accuracy']:.1f}"
+            commits.add(result["origin"]["commit"])
+    columns = sorted({column for line in accuracies.values() for column in line})
+    options = "METHOD --clip C --lr R --server-momentum M"
+    return "\n".join(
+        [
+            f"**{experiment.title}; accuracy %.** Every cell: `fedrp run {experiment.base} {options} --seed 0`; METHOD "
+            "is `--algorithm fedavg-dp` or `--algorithm fedrp-subspace --projection sign --dim m`.",
+            "",
+            _row(["method", "M", *(f"C {clip}, R {rate}" for clip, rate in columns)]),
+            "|---" * (len(columns) + 2) + "|",
+            *(_row([*line, *(cells.get(column, "") for column in columns)]) for line, cells in accuracies.items()),
+            "",
+            f"Commits: {', '.join(sorted(commits))}.",
+        ]
+    )
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -417,29 +217,39 @@ def draw_budget(path: Path) -> None:
 
 
 def draw_private(path: Path) -> None:
-    """Accuracy at the best clip and learning rate against m, by epsilon and momentum; m = n is FedAvg-DP."""
+    """Accuracy against m by epsilon: the best of each grid, and the same settings with seeds that did not choose."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
     sizes = {"fedavg-dp": LENET_PARAMETERS, **{f"fedrp-subspace-{m}": m for m in PRIVATE_DIMS}}
-    for epsilon, momentum in itertools.product(EPSILONS, (0.5, 0)):
-        best: dict[int, float] = {}
-        for run in runs_of(f"private-{epsilon}"):
-            size, result = sizes[run.name.split("-clip")[0]], run.result()
-            if result and run.name.endswith(f"-momentum{momentum}"):
-                best[size] = max(best.get(size, 0.0), result["accuracy"])
-        style = {10: "C0", 5: "C1"}[epsilon] + ("-" if momentum else "--")
-        label = f"epsilon {epsilon}, {f'momentum {momentum}' if momentum else 'no momentum'} over rounds"
-        axes.plot(*zip(*sorted(best.items()), strict=True), style, marker="o", label=label)
-    axes.axvline(LENET_PARAMETERS, color="grey", linestyle=":", label="m = n: FedAvg-DP")
-    axes.set_xscale("log")
-    axes.set_xlabel("numbers that a client sends, m")
-    axes.set_ylabel("test accuracy %")
-    axes.set_title("MNIST, 100 clients x 100 pictures, 20 rounds, delta 1e-5, seed 0")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2)
+    for axes, epsilon in zip(figure.subplots(1, len(EPSILONS), sharey=True), EPSILONS, strict=True):
+        chosen, again = _best_by_size(f"private-{epsilon}", sizes), _best_by_size(f"private-best-{epsilon}", sizes)
+        axes.plot(
+            chosen.keys(), map(statistics.mean, chosen.values()), "x--", color="grey", label="best of the grid, seed 0"
+        )
+        means = [statistics.mean(values) for values in again.values()]
+        spread = [statistics.stdev(values) for values in again.values()]
+        axes.errorbar(again.keys(), means, yerr=spread, fmt="o-", capsize=3, label="the same settings, seeds 1 to 3")
+        axes.axvline(LENET_PARAMETERS, color="grey", linestyle=":", label="m = n: FedAvg-DP")
+        axes.set_xscale("log")
+        axes.set_xlabel("numbers that a client sends a round, m")
+        axes.set_title(f"epsilon {epsilon}")
+        axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    figure.supylabel("test accuracy %")
+    figure.suptitle("MNIST, 100 clients with 100 pictures each, 20 rounds, delta 1e-5; mean and deviation of the seeds")
     _save(figure, path)
+
+
+def _best_by_size(experiment: str, sizes: dict[str, int]) -> dict[int, list[float]]:
+    """The accuracies, by seed, of the run with the best mean for each number of sent values."""
+    best: dict[int, list[float]] = {}
+    for name in EXPERIMENTS[experiment].runs:
+        size = sizes.get(name.split("-clip")[0])
+        accuracies = [result["accuracy"] for result in kept_results(experiment, name)]
+        if size and accuracies and statistics.mean(accuracies) > statistics.mean(best.get(size, [0.0])):
+            best[size] = accuracies
+    return dict(sorted(best.items()))
 
 
 def compression_table() -> str:
@@ -494,27 +304,45 @@ FIGURE_MAKERS: dict[str, Callable[[Path], None]] = {
     "accuracy_against_bytes.svg": draw_budget,
     "accuracy_with_noise.svg": draw_private,
 }
-OTHER_TABLES: dict[str, Callable[[], str]] = {"compression": compression_table, "rounds": rounds_table}
+OTHER_TABLES: dict[str, Callable[[], str]] = {
+    **{f"private-{epsilon}": functools.partial(grid_table, f"private-{epsilon}") for epsilon in EPSILONS},
+    "compression": compression_table,
+    "rounds": rounds_table,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("list", "run", "render"))
-    parser.add_argument("names", nargs="*", help="experiments; 'all' for every one")
+    parser.add_argument("action", choices=("list", "run", "again", "render"))
+    parser.add_argument("names", nargs="*", help="experiments; none for every one")
     arguments = parser.parse_args()
-    names = list(EXPERIMENTS) if arguments.names in ([], ["all"]) else arguments.names
-    unknown = [name for name in names if name not in EXPERIMENTS]
+    known = [*EXPERIMENTS, *OWN_SCRIPTS]
+    unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        raise SystemExit(f"unknown experiment {unknown[0]}; known: {', '.join(EXPERIMENTS)}")
+        raise SystemExit(f"unknown experiment {unknown[0]}; known: {', '.join(known)}")
+    if arguments.action == "again" and not arguments.names:
+        raise SystemExit("again: name the experiments whose kept runs may be replaced")
     if arguments.action == "render":
         render()
         return
-    for name in names:
-        for run in runs_of(name):
-            kept = run.path.exists()
-            print(f"{name}: {run.name} seed {run.seed}: {'kept' if kept else 'missing'}", flush=True)
-            if arguments.action == "run" and not kept:
-                perform(run)
+    for name in arguments.names or known:
+        for label, path, make in _measurements(name):
+            print(f"{name}: {label}: {'kept' if path.exists() else 'missing'}", flush=True)
+            if arguments.action == "again" or (arguments.action == "run" and not path.exists()):
+                make()
+
+
+def _measurements(name: str) -> list[tuple[str, Path, Callable[[], None]]]:
+    """What an experiment consists of: how it is called, where it is kept, and what makes it."""
+    if name in OWN_SCRIPTS:
+        return [(OWN_SCRIPTS[name], KEPT / f"{name}.json", functools.partial(_run_script, name))]
+    return [(f"{run.name} seed {run.seed}", run.path, functools.partial(perform, run)) for run in runs_of(name)]
+
+
+def _run_script(name: str) -> None:
+    command = [sys.executable, *OWN_SCRIPTS[name].split()[1:]]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise SystemExit(f"failed: {OWN_SCRIPTS[name]}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,267 @@
+"""The published experiments: what each table of docs/results.md runs. `results.py` runs, keeps and shows them."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+BUDGETS = (1, 10, 50, 100, 500, 1000, 5000, 10000)
+
+
+class Experiment(NamedTuple):
+    """Runs that belong in one table."""
+
+    title: str
+    base: str  # options that all its runs share
+    runs: dict[str, str]  # name of the run -> its own options
+    seeds: tuple[int, ...] = (0,)
+
+
+def _subspace(dims: Iterable[int], more: str = "") -> dict[str, str]:
+    return {f"fedrp-subspace-{m}": f"--algorithm fedrp-subspace --projection sign --dim {m}{more}" for m in dims}
+
+
+def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
+    return {"fedavg-default": "", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
+
+
+# What the subspace mode uses by default with LeNet-5 and 100 clients, with m of at least n/64 and below; said aloud
+# because earlier versions had other defaults.
+OWN = " --lr 0.2 --server-momentum 0.5"
+WITHOUT = " --lr 0.2 --server-momentum 0"
+MNIST = "--dataset mnist --clients 100 --rounds 30"
+PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
+PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
+PRIVATE_DIMS = (100, 1000, 10000)
+LENET_PARAMETERS = 61_706
+# With m = n the subspace mode is FedAvg-DP, but for how the first model is drawn.
+SAME_BUT_FOR_THE_START = f"fedrp-subspace-{LENET_PARAMETERS}"
+PRIVATE_METHODS = {"fedavg-dp": "--algorithm fedavg-dp", **_subspace((*PRIVATE_DIMS, LENET_PARAMETERS))}
+COMPARED = ("fedavg-dp", "fedrp-subspace-1000", "fedrp-subspace-10000")
+EPSILONS = (10, 5)
+# What seed 0 chose for each method on the grids of private-10 and private-5 (clip, lr, momentum), for FedAvg-DP also
+# the best without momentum and its neighbour at the clip of the others; and the control.
+PRIVATE_BEST = {
+    10: (
+        ("fedavg-dp", 1, 1, 0),
+        ("fedavg-dp", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-100", 0.1, 1, 0),
+        ("fedrp-subspace-1000", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-10000", 0.3, 0.3, 0.5),
+        (SAME_BUT_FOR_THE_START, 0.3, 0.3, 0.5),
+    ),
+    5: (
+        ("fedavg-dp", 0.1, 0.3, 0),
+        ("fedavg-dp", 0.1, 0.3, 0.5),
+        ("fedavg-dp", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-100", 0.1, 0.3, 0),
+        ("fedrp-subspace-1000", 0.3, 0.3, 0.5),
+        ("fedrp-subspace-10000", 0.3, 0.3, 0.5),
+        (SAME_BUT_FOR_THE_START, 0.3, 0.3, 0.5),
+    ),
+}
+
+
+def _private(method: str, clip: float, lr: float, momentum: float = 0) -> str:
+    # FedAvg-DP has no momentum unless it is asked for; FedRP-Subspace may.
+    said = f" --server-momentum {momentum}" if momentum or method != "fedavg-dp" else ""
+    return f"{PRIVATE_METHODS[method]} --clip {clip} --lr {lr}{said}"
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "mnist": Experiment(
+        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
+        f"{MNIST} --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            "fedadmm": "--algorithm fedadmm",
+            "fwc": "--algorithm fwc",
+            "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
+            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
+        },
+    ),
+    "subspace": Experiment(
+        "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
+        f"{MNIST} --local-epochs 1",
+        {"fedavg": "--algorithm fedavg", **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
+        seeds=(0, 1, 2),
+    ),
+    "other-momentum": Experiment(
+        "Server momentum switched: off at m = 1,000, on at m = 100",
+        f"{MNIST} --local-epochs 1",
+        {**_subspace((1000,), WITHOUT), **_subspace((100,), OWN)},
+        seeds=(0, 1, 2),
+    ),
+    "fedavg-grid": Experiment(
+        "FedAvg's learning rate (0.1 is the default) and server momentum (none by default), full MNIST, E = 1",
+        f"{MNIST} --local-epochs 1 --algorithm fedavg",
+        {
+            **_fedavg_rates((0.2, 0.4, 0.8)),
+            **{f"fedavg-lr{lr}-momentum": f"--lr {lr} --server-momentum 0.5" for lr in (0.2, 0.4)},
+        },
+        seeds=(0, 1, 2),
+    ),
+    "few-clients": Experiment(
+        "Few clients with much data: 3 clients with 3,333 pictures of mnist-mini each, 6 rounds, E = 1",
+        "--dataset mnist-mini --clients 3 --rounds 6 --local-epochs 1",
+        {
+            **{f"fedavg-{lr}": f"--algorithm fedavg --lr {lr}" for lr in (0.1, 0.2, 0.4)},
+            **_subspace((1000,)),
+            **{
+                f"subspace{option}".replace(" ", "_"): f"{_subspace((1000,))['fedrp-subspace-1000']} {option}"
+                for option in ("--server-momentum 0.5", "--lr 0.1", "--lr 0.4")
+            },
+        },
+        seeds=(0, 1, 2),
+    ),
+    "budget": Experiment(
+        "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            **_subspace(BUDGETS[:5], WITHOUT),
+            **_subspace(BUDGETS[5:], OWN),
+            **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
+        },
+        seeds=(0, 1, 2),
+    ),
+    "five-epochs": Experiment(
+        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
+        f"{MNIST} --local-epochs 5",
+        {"fedavg": "--algorithm fedavg", **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
+    ),
+    "five-epochs-grid": Experiment(
+        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
+        f"{MNIST} --local-epochs 5 --algorithm fedavg",
+        _fedavg_rates((0.2, 0.4)),
+    ),
+    "non-iid": Experiment(
+        "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1",
+        {
+            f"{name}-{split}": f"--partition {split} {options}"
+            for split in ("dirichlet:0.1", "shards:2")
+            for name, options in {
+                "fedavg": "--algorithm fedavg",
+                "fedavg-momentum": f"--algorithm fedavg{OWN}",
+                **_subspace((1000,), OWN),
+                "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
+            }.items()
+        },
+        seeds=(0, 1, 2),
+    ),
+    "non-iid-options": Experiment(
+        "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1",
+        f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
+        {
+            f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 --server-momentum {option}"
+            for split in ("iid", "dirichlet:0.1", "shards:2")
+            for option in (
+                *("0", "0.5", "0.9", "0 --proximal 0.01"),
+                *(("0 --weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
+            )
+        },
+    ),
+    "cifar": Experiment(
+        "CIFAR-10, a fifth of the training pictures, the paper's GroupNorm network, 50 clients, 12 rounds, E = 1",
+        "--dataset cifar10 --train-examples 10000 --model cnn --clients 50 --rounds 12 --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            "fedadmm": "--algorithm fedadmm",
+            "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
+            **_subspace((10000,)),
+            "fwc": "--algorithm fwc",
+        },
+    ),
+    **{
+        f"private-{epsilon}": Experiment(
+            f"Client-level ({epsilon}, 1e-5): the grid of each method, 100 clients with 100 pictures of MNIST each, "
+            "20 rounds",
+            f"{PRIVATE} --dp-epsilon {epsilon}",
+            {
+                f"{name}-clip{clip}-lr{lr}-momentum{momentum}": _private(name, clip, lr, momentum)
+                for name in ("fedrp-subspace-100", *COMPARED)
+                for momentum in (0, 0.5)
+                for clip in (0.1, 0.3, 1)
+                for lr in (0.3, 1)
+                if momentum == 0 or (name in COMPARED and (clip, lr) != (1, 0.3))
+            },
+        )
+        for epsilon in EPSILONS
+    },
+    "private-slow": Experiment(
+        "Client-level (10, 1e-5), 100 pictures a client: learning rate 0.1, without momentum",
+        f"{PRIVATE} --dp-epsilon 10",
+        {
+            f"{name}-clip{clip}": _private(name, clip, 0.1)
+            for name, clip in (
+                ("fedavg-dp", 0.1),
+                ("fedavg-dp", 0.3),
+                ("fedavg-dp", 1),
+                ("fedrp-subspace-1000", 0.1),
+                ("fedrp-subspace-1000", 0.3),
+                ("fedrp-subspace-10000", 0.3),
+            )
+        },
+    ),
+    "private-default": Experiment(
+        "Client-level (10, 1e-5), 100 pictures a client: learning rate and momentum as they are by default, two clips",
+        f"{PRIVATE} --dp-epsilon 10",
+        {
+            f"{name}-clip{clip}": _private(name, clip, *rest)
+            for name, rest in zip(COMPARED, ((0.1, 0), (0.2, 0.5), (0.2, 0.5)), strict=True)
+            for clip in (0.3, 1)
+        },
+        seeds=(0, 1, 2),
+    ),
+    **{
+        f"private-best-{epsilon}": Experiment(
+            f"Client-level ({epsilon}, 1e-5): the best of each grid again, with seeds that did not choose it",
+            f"{PRIVATE} --dp-epsilon {epsilon}",
+            {
+                f"{name}-clip{clip}-lr{lr}-momentum{momentum}": _private(name, clip, lr, momentum)
+                for name, clip, lr, momentum in best
+            },
+            seeds=(1, 2, 3),
+        )
+        for epsilon, best in PRIVATE_BEST.items()
+    },
+    "private-1000": Experiment(
+        "What clipping alone costs: (1000, 1e-5), where the noise is small",
+        f"{PRIVATE} --dp-epsilon 1000",
+        {
+            f"{name}-clip{clip}-lr{lr}": _private(name, clip, lr)
+            for name, clip, lr in (
+                ("fedavg-dp", 0.3, 0.3),
+                ("fedavg-dp", 1, 0.3),
+                ("fedrp-subspace-1000", 0.3, 1),
+                ("fedrp-subspace-10000", 0.3, 0.3),
+                ("fedrp-subspace-10000", 1, 0.3),
+            )
+        },
+    ),
+    **{
+        f"private-full-{epsilon}": Experiment(
+            f"Client-level ({epsilon}, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
+            f"{PRIVATE_FULL} --dp-epsilon {epsilon}",
+            {
+                f"{name}-lr{lr}-momentum{momentum}": _private(name, 0.3, lr, momentum)
+                for name in COMPARED
+                for lr, momentum in ((0.1, 0), (0.3, 0), (0.1, 0.5))
+            },
+            seeds=(0, 1, 2),
+        )
+        for epsilon in EPSILONS
+    },
+    "fashion": Experiment(
+        "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
+        {
+            "fedavg": "--algorithm fedavg",
+            "fedavg-0.2": "--algorithm fedavg --lr 0.2",
+            "fedavg-0.4": "--algorithm fedavg --lr 0.4",
+            **_subspace((1000,), OWN),
+            **_subspace((100,), WITHOUT),
+            "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
+        },
+        seeds=(0, 1, 2),
+    ),
+}
