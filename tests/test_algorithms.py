@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
+from scipy.stats import chi2, chisquare
 from torch import nn
 
 from fedrp import RunConfig, Task, coordinator, simulate
@@ -14,7 +14,7 @@ from fedrp.aggregate import weighted_mean
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Local, Participant, Step, Upload
 from fedrp.algorithms.private import averaged, privatised
-from fedrp.errors import ConfigError
+from fedrp.errors import ConfigError, DivergenceError
 from fedrp.host import Hosts
 from fedrp.models import public_initial
 from fedrp.privacy.events import Adversary
@@ -401,6 +401,38 @@ def test_an_adaptive_clip_finds_the_quantile_of_the_norms(quantile: float, start
     assert 20 * quantile - 1 < np.median(bounds[60:]) < 20 * quantile + 2
 
 
+def uploads_with_noise(update: np.ndarray, **changes: object) -> np.ndarray:
+    config = resolved(tiny_config("fedavg-dp", clients=20, noise_multiplier=0.7, clip=0.3, **changes), PARAMETERS)
+    local = Local(config, None, 20, lambda _: None, lambda start, _: start)
+    clients = [Participant(None, [Step(None, None)], KEYS[0].derive(str(number))) for number in range(200)]
+    return np.stack([privatised(local, client, update) for client in clients])
+
+
+@pytest.mark.parametrize("change", [{}, {"dp_noise": "local"}, {"clip_quantile": 0.5, "dp_noise": "local"}])
+def test_which_numbers_can_be_sent_does_not_depend_on_the_update(change: dict[str, object]) -> None:
+    """Float32 noise on float32 values has holes that tell, from one upload, whether the update was zero.
+
+    Every number is a multiple of one power of two, far below the noise, and the lowest of its bits are uniform.
+    """
+    real = np.random.default_rng(0).normal(size=PARAMETERS).astype(np.float32) / 30
+    for update in (np.zeros_like(real), real):
+        sent = uploads_with_noise(update, **change)
+        assert sent.dtype == np.float32
+        numbers, votes = sent[:, :PARAMETERS].astype(np.float64), sent[:, PARAMETERS:].astype(np.float64)
+        for part in (numbers, votes) if votes.size else (numbers,):
+            step = np.exp2(np.floor(np.log2(part.std()) + 0.1) - 10)
+            steps = part / step
+            assert (steps == np.rint(steps)).all()
+            if part is numbers:
+                assert chisquare(np.bincount(steps.ravel().astype(np.int64) % 16, minlength=16)).pvalue > 1e-4
+
+
+def test_noise_that_is_to_be_masked_is_rounded_only_once() -> None:
+    sent = uploads_with_noise(np.zeros(PARAMETERS, np.float32), secure_aggregation=True)
+    assert sent.dtype == np.float64
+    assert np.mean(sent.astype(np.float32) == sent) < 0.01
+
+
 def test_an_adaptive_clip_that_the_noise_does_not_allow_is_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError, match=r"clip_quantile=0\.5 needs more clients a round: with 3 .*fixed --clip"):
         resolved(tiny_config("fedavg-dp", clients=3, noise_multiplier=5.0, clip_quantile=0.5), PARAMETERS)
@@ -454,3 +486,19 @@ def test_without_noise_no_guarantee_is_claimed(name: str, task: Task) -> None:
 def test_weights_by_sample_count_are_refused_where_privacy_rests_on_equal_ones() -> None:
     with pytest.raises(ConfigError, match="equal weights"):
         resolved(tiny_config("fedavg-dp", weighting="samples"), PARAMETERS)
+
+
+@pytest.mark.parametrize("name", ["fedavg-dp", "fedrp-subspace"])
+def test_with_noise_a_client_whose_training_diverges_sends_noise_alone(name: str) -> None:
+    """A run that stops would tell of that client's data what epsilon says that nobody can tell."""
+    x, y = blobs(80, 1)
+    parts = [Examples(x[client::4].clone(), y[client::4]) for client in range(4)]
+    poisoned = [Examples(parts[0].x * float("inf"), parts[0].y), *parts[1:]]
+    config = tiny_config(name, noise_multiplier=0.5, clip=1.0, rounds=1, server_momentum=0.0)
+    spoiled = simulate(config, Task(TinyNet, poisoned, blobs(60, 2)))
+    with pytest.raises(DivergenceError):
+        simulate(tiny_config("fedavg"), Task(TinyNet, poisoned, blobs(60, 2)))
+    sound = simulate(config, Task(TinyNet, parts, blobs(60, 2)))
+    assert np.isfinite(spoiled.model).all()
+    moved = np.linalg.norm(spoiled.model - sound.model)
+    assert 0 < moved <= 1.01 * config.clip / config.clients * (1 if name == "fedavg-dp" else (83 / 12) ** 0.5 * 3)

@@ -104,8 +104,10 @@ def game(algorithm: str, **changes: object) -> RunConfig:
     return RunConfig(algorithm=algorithm, **{"clients": 2, "rounds": 1, "dim": 6, "projection": "gaussian", **changes})
 
 
-def play(config: RunConfig, fault: Fault = Fault.NONE, adversary: Adversary | None = None) -> AuditResult:
-    return audit(config, 120, 0.95, fault, adversary, parameters=1000 if config.algorithm == "fedrp" else 20)
+def play(
+    config: RunConfig, fault: Fault = Fault.NONE, adversary: Adversary | None = None, runs: int = 120
+) -> AuditResult:
+    return audit(config, runs, 0.95, fault, adversary, parameters=1000 if config.algorithm == "fedrp" else 20)
 
 
 NOISY = [
@@ -138,7 +140,7 @@ def test_no_mechanism_leaks_more_than_it_claims(config: RunConfig, seed: int) ->
 @pytest.mark.parametrize("fault", [Fault.NO_NOISE, Fault.HALF_NOISE, Fault.REUSED_KEY])
 @pytest.mark.parametrize("config", [NOISY[0], NOISY[3], NOISY[5]], ids=label)
 def test_a_broken_mechanism_is_caught(config: RunConfig, fault: Fault) -> None:
-    result = play(config, fault)
+    result = play(config, fault, runs=240)
     assert result.violated
     assert result.bounds.epsilon > result.claim.epsilon == pytest.approx(8.0)
 

@@ -285,3 +285,13 @@ def test_the_command_line_reports_a_floor_that_does_not_hold(
         main(["run", *options, "--ball=1", "--norm-floor=99", f"--out={tmp_path / 'run'}"])
     assert caught.value.code == 7
     assert "norm_floor=99 does not hold with ball=1" in capsys.readouterr().err
+
+
+def test_with_coins_the_sum_is_of_as_few_clients_as_coins_may_choose() -> None:
+    """One round, masked: the fewest that are summed count, not those that are expected."""
+    changes = {"clients": 100, "participation": 0.1, "rounds": 1, "secure_aggregation": True}
+    by_coins = ledger_of(bounded_config(sampling="poisson", **changes))[Adversary.SERVER]
+    always_three = ledger_of(bounded_config(**{**changes, "clients": 30}))[Adversary.SERVER]
+    ten = ledger_of(bounded_config(**changes))[Adversary.SERVER]
+    assert by_coins.epsilon == pytest.approx(always_three.epsilon)
+    assert by_coins.epsilon > 1.5 * ten.epsilon

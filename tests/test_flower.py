@@ -137,6 +137,23 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     assert windows(run.model(0).tobytes()) <= all_windows([*run.received, *stored])
 
 
+def test_a_site_is_told_what_is_private_against_whom_before_it_contributes(tmp_path: Path) -> None:
+    bounded = tiny_config("fedrp", projection="gaussian", ball=0.25, rounds=1, secure_aggregation=True)
+    run = FlowerFederation(tmp_path, bounded)
+    stated: list[list[str]] = []
+
+    def watched(client: int, message: Message) -> Message:
+        if message.metadata.message_type == ROUND:
+            stated.append(run.status(client)["privacy"])
+        return run.answer(client, message)
+
+    run.run(watched)
+    expected = [str(statement) for statement in run.simulated().privacy]
+    assert stated
+    assert all(lines == expected for lines in stated)
+    assert "epsilon" in expected[0]  # the norm floor is that of the model, as in the simulator
+
+
 def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(context: ClientContext) -> LocalTask:
         if context.index == 2:

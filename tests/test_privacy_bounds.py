@@ -190,11 +190,13 @@ def test_a_statement_names_adversary_neighbours_and_all_assumptions() -> None:
         assumptions.RATIO,
         assumptions.HISTORIES,
         assumptions.OTHERS_FIXED,
+        assumptions.ONE_RUN,
     )
     for text in (*statement.assumptions, Adversary.SERVER.value, Adjacency.RECORD_REPLACE.value, "delta 1e-05"):
         assert text in str(statement)
     hidden = PoissonSampled(GaussianRelease(1.0), 0.5, participation_hidden=True)
-    assert assumptions.implied_assumptions(hidden) == (assumptions.SENSITIVITY, assumptions.COINS, assumptions.HIDDEN)
+    assumed = (assumptions.SENSITIVITY, assumptions.COINS, assumptions.HIDDEN, assumptions.ONE_RUN)
+    assert assumptions.implied_assumptions(hidden) == assumed
     assert assumptions.implied_assumptions(NothingReleased()) == ()
 
 

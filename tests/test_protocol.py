@@ -428,6 +428,29 @@ def test_a_copy_that_differs_although_it_was_rebuilt_ends_the_run_with_advice() 
         run.close({**replies, 2: spoiled})
 
 
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_where_two_copies_differ_and_nobody_knows_which_is_right_both_are_rebuilt(spoiled: int) -> None:
+    run, undisturbed = (Federation(tiny_config("fedrp-subspace", clients=2, rounds=3, quorum=0.5)) for _ in range(2))
+    run.round()
+    spoil(run, spoiled)
+    assert run.round().participants == ()
+    assert run.round().participants == (0, 1)
+    undisturbed.round()
+    models = run.final_models()
+    assert np.array_equal(models[0], models[1])
+    rebuilt, before = models[0], undisturbed.final_models()[0]
+    assert np.linalg.norm(rebuilt - before) < 0.5 * np.linalg.norm(before)  # not the copy that is off by 1 everywhere
+
+
+def test_a_client_takes_part_in_no_more_rounds_than_privacy_is_accounted_for() -> None:
+    run = Federation(tiny_config("fedavg-dp", rounds=2))
+    run.round()
+    run.round()
+    one_more = run.open()
+    with pytest.raises(ProtocolError, match="round 3 was asked for, but the run has 2: refused"):
+        run.answer(1, one_more[1])
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_copy_that_differs_is_done_without_where_others_may_still_come(secure: bool) -> None:
     run = Federation(tiny_config("fedrp-subspace", clients=6, rounds=5, quorum=0.5, secure_aggregation=secure))

@@ -131,3 +131,19 @@ def test_normals_are_normal():
     np.testing.assert_array_equal(KEY.normals(10), values[:10])
     assert stats.kstest(values, "norm").pvalue > 1e-3
     assert stats.kstest(1.05 * values, "norm").pvalue < 1e-3
+
+
+def test_fine_normals_are_normal_and_any_part_can_be_had_on_its_own():
+    values = KEY.fine_normals(20_000)
+    np.testing.assert_array_equal(KEY.fine_normals(10, 400), values[400:410])
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert stats.kstest(1.1 * values, "norm").pvalue < 1e-3
+    assert np.mean(values.astype(np.float32) == values) < 0.01  # finer than float32
+
+
+@pytest.mark.parametrize("byte", [0, 255])
+def test_the_most_extreme_words_give_finite_normals(byte, monkeypatch):
+    monkeypatch.setattr(SecretKey, "keystream", lambda _key, count, _offset=0: np.full(count, byte, np.uint8))
+    assert np.isfinite(KEY.normals(4)).all()
+    assert np.isfinite(KEY.fine_normals(4)).all()
+    assert np.abs(KEY.normals(4)).max() > 8

@@ -159,7 +159,8 @@ def test_the_result_is_the_plain_one_up_to_rounding(name: str, change: dict[str,
         change = {"clip_quantile": 0.5, "clients": 6}
     plain = simulate(tiny_config(name, **change), task)
     masked = simulate(tiny_config(name, secure_aggregation=True, **change), task)
-    np.testing.assert_allclose(masked.model, plain.model, atol=2e-5)
+    grid = 1e-3 if plain.config.private else 2e-5  # with noise, what is not masked is rounded to a grid of its own
+    np.testing.assert_allclose(masked.model, plain.model, atol=grid)
     assert masked.as_json()["bytes_up"] == plain.as_json()["bytes_up"]  # one exchange, and no byte more
 
 

@@ -126,6 +126,14 @@ def test_divergence_is_seen_where_clipped_gradients_keep_everything_finite(train
     trainer.train(starts(), DATA, [10, 11, 12, 13], ROUND, SGD._replace(lr=1.0, grad_clip=1.0))
 
 
+def test_where_a_stop_would_tell_divergence_is_only_logged(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    poisoned = [*DATA[:2], Examples(DATA[2].x * float("inf"), DATA[2].y), DATA[3]]
+    reached = trainer.train(starts(), poisoned, [10, 11, 12, 13], ROUND, SGD._replace(discreet=True))
+    assert [bool(np.isfinite(row).all()) for row in reached] == [True, True, False, True]
+    assert "client 12 has values that are not finite in round 3" in caplog.text
+    assert "1 of 4 clients" in caplog.text
+
+
 def test_random_frozen_layers_and_buffers_are_the_same_in_every_process() -> None:
     """What is not in the vector must come from the run seed, or each process would train another model."""
 

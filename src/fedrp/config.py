@@ -101,7 +101,7 @@ class RunConfig:
             _require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
         quantile = self.clip_quantile
         _require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
-        _require(0 < self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability between 0 and 1")
+        _require(1e-100 <= self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability from 1e-100 to below 1")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         require_choice("weighting", self.weighting, WEIGHTINGS)
         require_choice("sampling", self.sampling, SAMPLINGS)

@@ -182,7 +182,8 @@ def close_round(
     if lost and differing & server.differing:
         raise ProtocolError(
             f"round {round_}: the copy of client {min(differing & server.differing)} differs although it was rebuilt: "
-            "begin again with --projection sign if machines are unlike, or with a --quorum that can do without it"
+            "begin again with --projection sign if machines are unlike, or with a --quorum that can do without it "
+            "(what these rounds have cost in privacy is spent)"
         )
     certified = None
     if lost:
@@ -354,12 +355,12 @@ def _chosen(config: RunConfig, coins: Coins) -> tuple[int, ...]:
 
 
 def _differing(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int]:
-    """Clients whose fingerprint of the common model is not the most frequent one."""
+    """Clients whose fingerprint of the common model is not the most frequent one; all of them, if two are."""
     if server.algorithm.catch_up != "all":  # elsewhere clients do not make the common model themselves
         return frozenset()
-    counts = Counter(message.fingerprint for message in uploads.values())
-    common = counts.most_common(1)[0][0] if counts else wire.NO_FINGERPRINT
-    return frozenset(client for client, message in uploads.items() if message.fingerprint != common)
+    counts = Counter(message.fingerprint for message in uploads.values()).most_common(2)
+    tied = len(counts) == 2 and counts[0][1] == counts[1][1]  # nobody knows who is right: all rebuild from the log
+    return frozenset(client for client, message in uploads.items() if tied or message.fingerprint != counts[0][0])
 
 
 def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int) -> int | None:

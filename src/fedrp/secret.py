@@ -17,6 +17,7 @@ from scipy.special import ndtri
 KEY_BYTES = 32
 _AES_BLOCK = 16
 _CHUNK = 1 << 20
+_BELOW_ONE = 1 - 2.0**-53
 _ZEROS = memoryview(bytes(1 << 16))  # what AES-CTR encrypts to give its bare stream; small enough to stay in cache
 
 
@@ -66,8 +67,17 @@ class SecretKey:
         for start in range(0, count, _CHUNK):  # the intermediate values are five times as large
             part = result[start : start + _CHUNK]
             words = self.keystream(8 * part.size, 8 * start).view("<u8") >> np.uint64(11)
-            part[:] = ndtri((words + 0.5) * 2.0**-53)
+            part[:] = ndtri(np.minimum((words + 0.5) * 2.0**-53, _BELOW_ONE))
         return result
+
+    def fine_normals(self, count: int, start: int = 0) -> npt.NDArray[np.float64]:
+        """Standard normals in double precision: those from `start` (an even number) of this key's stream.
+
+        A bit gives the sign and 63 bits the tail, so that both tails are equally fine, up to 9 deviations.
+        """
+        words = self.keystream(8 * count, 8 * start).view("<u8")
+        tails: npt.NDArray[np.float64] = ndtri(((words >> np.uint64(1)) + 0.5) * 2.0**-64)
+        return np.where(words & np.uint64(1), tails, -tails)
 
     def reveal(self) -> bytes:
         """The bytes themselves, for sealing to a peer. Never log, store or send what this returns in the clear."""

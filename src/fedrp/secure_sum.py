@@ -151,7 +151,7 @@ def grid(bound: float, call: Call) -> float:
     return bound * sum(call.weights) / (2**31 - 1 - len(call.clients))
 
 
-def encode(vector: Vector, bound: float, weight: int, step: float) -> tuple[Words, int]:
+def encode(vector: Vector | npt.NDArray[np.float64], bound: float, weight: int, step: float) -> tuple[Words, int]:
     """`weight * vector` in grid steps modulo 2^32, and how many numbers had to be cut off at +-bound."""
     words = np.empty(vector.size, np.uint32)
     cut = 0

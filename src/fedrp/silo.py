@@ -17,7 +17,7 @@ import torch
 
 from fedrp import secure_sum, wire
 from fedrp.algorithms import ALGORITHMS, wire_tag
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
+from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Precise, Step, Upload
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.masks import Masker
@@ -231,7 +231,11 @@ def _train(
 ) -> list[Upload]:
     """What clients make of one round, trained together."""
     config = bench.config
-    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+    # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
+    discreet = config.private or config.ball is not None
+    sgd = LocalSGD(
+        settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip, discreet
+    )
 
     def train(start: Stack, objective: Objective) -> Stack:
         indices = [silo.index for silo in silos]
@@ -256,6 +260,8 @@ def _round_of(bench: Workbench, silo: Silo, site: Site, inbox: list[Message]) ->
     round_ = calls[-1].round
     if round_ < silo.round or (round_ == silo.round and not silo.reply):
         raise ProtocolError(f"client {silo.index} is past round {round_}: replayed message refused")
+    if round_ > bench.config.rounds:  # privacy is accounted for these
+        raise ProtocolError(f"round {round_} was asked for, but the run has {bench.config.rounds}: refused")
     if bench.config.secure_aggregation:
         call = Call.of(calls[-1].payload)
         secure_sum.require_call(bench.config, call, silo.index, _weight(bench, site))
@@ -330,7 +336,7 @@ def _reply(bench: Workbench, silo: Silo, site: Site, inbox: list[Message], uploa
 
 
 def _masked(
-    bench: Workbench, silo: Silo, site: Site, inbox: list[Message], round_: int, vector: Vector
+    bench: Workbench, silo: Silo, site: Site, inbox: list[Message], round_: int, vector: Vector | Precise
 ) -> tuple[Silo, Words]:
     """A client's vector as whole numbers under its masks; the silo remembers towards whom."""
     call = Call.of(wire.messages_of(inbox, Kind.ROUND)[-1].payload)

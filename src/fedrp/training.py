@@ -5,6 +5,7 @@ is added to the loss gradient, so that plain SGD, ADMM penalties and training in
 projection is applied to all clients of the group as one matrix product.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from torch import nn
 from fedrp.errors import DivergenceError
 from fedrp.models import Layout, ModelFactory, layout_of
 from fedrp.rng import RunSeed
+
+_log = logging.getLogger(__name__)
 
 Stack = npt.NDArray[np.float32]  # (clients, numbers)
 Rows = slice | npt.NDArray[np.intp]  # which clients of the group a step is about
@@ -62,6 +65,7 @@ class LocalSGD(NamedTuple):
     batch_size: int
     epochs: int
     grad_clip: float = 0.0  # largest norm of a gradient with respect to the variables; 0 for no limit
+    discreet: bool = False  # divergence is logged, not raised: where a stop would tell what the result must not
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Trainer:
                 velocity[rows] += _clipped(direction, sgd.grad_clip)
                 variables[rows] -= np.multiply(velocity[rows], lr[rows], out=direction)  # reuses memory: n may be 10^8
         self.module.zero_grad(set_to_none=True)  # lets go of the matrix of gradients
-        self._require_sane(variables, losses, clients, round_, sgd)
+        self._look_for_divergence(variables, losses, clients, round_, sgd)
         return variables
 
     def _matrix(self, rows: int) -> torch.Tensor:
@@ -138,7 +142,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _require_sane(
+    def _look_for_divergence(
         self,
         variables: Stack,
         losses: Sequence[Sequence[torch.Tensor]],
@@ -146,17 +150,18 @@ class Trainer:
         round_: int,
         sgd: LocalSGD,
     ) -> None:
+        troubles = []
         for row, client in enumerate(clients):
-            trouble = None
             if not np.isfinite(variables[row]).all():
-                trouble = f"client {client} has values that are not finite in round {round_}"
+                troubles.append(f"client {client} has values that are not finite in round {round_}")
             elif (last := float(losses[row][-1])) > _DIVERGED * (1 + abs(first := float(losses[row][0]))):
                 # Clipped gradients hardly overflow, however long the steps: the loss tells.
-                trouble = f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}"
-            if trouble:
-                raise DivergenceError(
-                    f"training diverged: {trouble} (lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
-                )
+                troubles.append(f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}")
+        if troubles:
+            text = f"training diverged: {troubles[0]} (lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
+            if not sgd.discreet:
+                raise DivergenceError(text)
+            _log.warning("%s (%d of %d clients; the run goes on)", text, len(troubles), len(clients))
 
 
 def _clipped(gradients: Stack, limit: float) -> Stack:

@@ -19,6 +19,7 @@ from fedrp.training import Objective, Stack
 from fedrp.wire import NO_FINGERPRINT
 
 Vector = npt.NDArray[np.float32]
+Precise = npt.NDArray[np.float64]
 
 NOTHING: Vector = np.zeros(0, np.float32)
 
@@ -59,7 +60,7 @@ class Upload(NamedTuple):
     """A client's new state and the vector that it sends."""
 
     state: ClientState
-    vector: Vector
+    vector: Vector | Precise  # double precision only where it is to be masked, which rounds it
     fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
 
 

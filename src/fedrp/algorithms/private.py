@@ -14,7 +14,7 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from fedrp.algorithms.base import Local, Participant, Vector
+from fedrp.algorithms.base import Local, Participant, Precise, Vector
 from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
@@ -22,6 +22,7 @@ from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.sensitivity import clip_to_norm
+from fedrp.secret import SecretKey
 from fedrp.secure_sum import MIN_SUMMED, Call, grid, least_participants
 from fedrp.wire import MAX_COUNT
 
@@ -33,6 +34,8 @@ _TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of
 _TAIL_MASS = math.erfc(_TAIL / math.sqrt(2))
 _LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
 _NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
+_GRID_BITS = 10  # a client's noise is at least 2^10 steps wide: coarse for doubles, exact in float32
+_CHUNK = 1 << 20
 
 SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
@@ -108,23 +111,41 @@ def largest(config: RunConfig, previous: Vector | None, participants: int) -> fl
     return clip * max(bounds)
 
 
-def privatised(local: Local, client: Participant, update: Vector) -> Vector:
+def privatised(local: Local, client: Participant, update: Vector) -> Vector | Precise:
     """A client's update, clipped, with its noise, and with its vote on C where that adapts.
 
     Guarantees: before noise the norm is at most C; the noise is a function of the client's own secret of this round;
-    the noises of the quorum suffice for the configured multiplier.
+    the noises of the quorum suffice for the configured multiplier; which numbers can be sent does not depend on the
+    update.
     """
     config = local.config
     clip = current_clip(config, client.history[-1].aggregate)
-    bounded = clip_to_norm(update, clip)
     share = _share(config, local.participants, _update_noise(config) * clip)
-    normals = client.noise.normals(update.size + 1)
-    noised = bounded + share * normals[:-1]
-    if config.clip_quantile is None:
-        return noised.astype(np.float32)
-    below = float(np.linalg.norm(update) <= clip)
-    vote = below - 0.5 + _share(config, local.participants, _bit_noise(config)) * normals[-1]
-    return np.append(noised, clip * vote).astype(np.float32)
+    sent = _noised(config, clip_to_norm(update, clip), share, client.noise)
+    if config.clip_quantile is not None:
+        below = float(np.linalg.norm(update) <= clip)
+        vote = np.array([clip * (below - 0.5)])
+        share = _share(config, local.participants, _bit_noise(config) * clip)
+        sent = np.append(sent, _noised(config, vote, share, client.noise.derive("vote")))
+    return sent if config.secure_aggregation else sent.astype(np.float32)
+
+
+def _noised(config: RunConfig, values: Vector | Precise, deviation: float, key: SecretKey) -> Precise:
+    """The values with noise, rounded to a grid that does not depend on them (where masked, `secure_sum` rounds).
+
+    Floating point has holes: a float32 times a deviation reaches only some float32 numbers, and a value that is added
+    moves them, so that one number could tell whether anything was added (docs/privacy.md, section 5).
+    """
+    result = values.astype(np.float64)
+    if deviation == 0:
+        return result
+    step = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
+    for start in range(0, result.size, _CHUNK):  # the intermediate values are larger: n may be 10^8
+        part = result[start : start + _CHUNK]
+        part += deviation * key.fine_normals(part.size, start)
+        if not config.secure_aggregation:
+            part[:] = np.rint(part / step) * step
+    return result
 
 
 def averaged(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
@@ -144,7 +165,8 @@ def releases(config: RunConfig) -> list[Release]:
     """What the mechanism of this file gives away, to whom."""
     noise, client = GaussianRelease(settled(config.noise_multiplier)), Adjacency.CLIENT_ADD_REMOVE
     seen = Composed(PoissonSampled(noise, _rate(config)), config.rounds)
-    clipped = f"every update is clipped to norm {config.clip:g}, so the sensitivity is enforced"
+    bound = f"norm {config.clip:g}" if config.clip_quantile is None else "the round's C, which the noise grows with"
+    clipped = f"every update is clipped to {bound}, so the sensitivity is enforced"
     if config.dp_noise == "local":
         own = (clipped, "every client adds all of the noise itself")
         return [Release(adversary, client, seen, own) for adversary in Adversary if adversary.real]

@@ -85,5 +85,7 @@ def status(folder: Path, as_json: bool) -> None:
         if as_json:
             print(json.dumps(run))
             continue
-        lines = [f"{name:<14} {value}" for name, value in run.items()]
+        lines = [
+            f"{name:<14} {line}" for name, value in run.items() for line in (value if name == "privacy" else [value])
+        ]
         print("\n".join(([""] if place else []) + lines))

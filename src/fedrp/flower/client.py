@@ -23,6 +23,8 @@ from fedrp.flower.envelope import HELLO, ROUND, answer, packet_of, place_of, ref
 from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.models import Vector, built, layout_of
+from fedrp.norm_floor import with_norm_floor
+from fedrp.privacy.ledger import statements
 from fedrp.roster import Roster, load_identity
 from fedrp.sealing import Entropy, SystemEntropy
 from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond
@@ -78,6 +80,7 @@ def _reply(question: Message, context: Context, load: Load, entropy: Callable[[C
     with desk.folder.lock():
         kind = question.metadata.message_type
         if kind == HELLO:
+            _state_privacy(desk)
             return hello(desk.bench, desk.context.index, desk.site)
         return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
 
@@ -91,7 +94,7 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientCon
     identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
     about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
     task = load(about)
-    config = resolved(config, layout_of(built(task.model)).size)
+    config = resolved(with_norm_floor(config, task.model), layout_of(built(task.model)).size)
     device = torch.device(str(node.get("device", "cpu")))
     bench = make_workbench(config, run, roster, task.model, task.loss, device, _PROJECTION_MEMORY * 2**20)
     folder = SiteFolder.open(_path(node, "state"), run)
@@ -103,6 +106,13 @@ def _path(node: Values, name: str) -> Path:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"the node config has no {name}: give it with --node-config '{name}=\"PATH\" ...'")
     return Path(value)
+
+
+def _state_privacy(desk: _Desk) -> None:
+    """Tell the site, before it contributes anything, against whom which epsilon holds."""
+    stated = statements(desk.bench.algorithm.releases(desk.bench.config), desk.bench.config.dp_delta)
+    with contextlib.suppress(SiteError):
+        desk.folder.report({"privacy": [str(statement) for statement in stated]})
 
 
 def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:

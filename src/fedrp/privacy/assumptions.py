@@ -7,6 +7,7 @@ RATIO = "the sensitivity and the norm (or distance) floor hold for both adjacent
 HISTORIES = "they hold for any two secret histories that fit the transcript, as a ball around the start ensures"
 OTHERS_FIXED = "given the transcript, the other clients' vectors do not depend on the changed data"
 SENSITIVITY = "the sensitivity that the noise multiplier refers to is enforced, and the noise is ideal Gaussian"
+ONE_RUN = "no other run on the same data is counted, nor one that was begun and given up: their epsilons add up"
 COINS = "who takes part is decided by coins that depend on nothing else"
 HIDDEN = "nobody learns who took part or how many: noise level and denominator do not depend on it"
 
@@ -24,4 +25,4 @@ def implied_assumptions(event: events.Event) -> tuple[str, ...]:
             found.append(SENSITIVITY)
         elif isinstance(leaf, events.PoissonSampled):
             found += [SENSITIVITY, COINS, *[HIDDEN] * leaf.participation_hidden]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([*found, ONE_RUN] if found else found))
