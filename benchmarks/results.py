@@ -224,12 +224,13 @@ def draw_private(path: Path) -> None:
     sizes = {"fedavg-dp": LENET_PARAMETERS, **{f"fedrp-subspace-{m}": m for m in PRIVATE_DIMS}}
     for axes, epsilon in zip(figure.subplots(1, len(EPSILONS), sharey=True), EPSILONS, strict=True):
         chosen, again = _best_by_size(f"private-{epsilon}", sizes), _best_by_size(f"private-best-{epsilon}", sizes)
-        axes.plot(
-            chosen.keys(), map(statistics.mean, chosen.values()), "x--", color="grey", label="best of the grid, seed 0"
-        )
-        means = [statistics.mean(values) for values in again.values()]
-        spread = [statistics.stdev(values) for values in again.values()]
-        axes.errorbar(again.keys(), means, yerr=spread, fmt="o-", capsize=3, label="the same settings, seeds 1 to 3")
+        for values, style, label in (
+            (chosen, "x--", "best of the grid, by seed 0"),
+            (again, "o-", "the best again, seeds 1 to 3"),
+        ):
+            means = [statistics.mean(accuracies) for accuracies in values.values()]
+            spread = [statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0 for accuracies in values.values()]
+            axes.errorbar(list(values), means, yerr=spread, fmt=style, capsize=3, label=label)
         axes.axvline(LENET_PARAMETERS, color="grey", linestyle=":", label="m = n: FedAvg-DP")
         axes.set_xscale("log")
         axes.set_xlabel("numbers that a client sends a round, m")
