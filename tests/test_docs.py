@@ -1,14 +1,18 @@
 """The documentation is true: its code runs, its links lead somewhere, its commands and options exist."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
 
+import fedrp
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.projection import FAMILIES
@@ -36,6 +40,15 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     (code,) = blocks(ROOT / "README.md", "python")
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip().endswith("%")
+
+
+def test_the_python_of_the_how_to_fine_tunes() -> None:
+    code = blocks(ROOT / "docs" / "how-to.md", "python")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "how-to.md", "exec"), names)
+    config = dataclasses.replace(names["result"].config, rounds=1, lr=1e-9)
+    start = fedrp.load_vector(names["build"](), fedrp.simulate(config, names["task"]).model)
+    assert torch.allclose(start[0].weight, names["weights"]["weight"], atol=1e-5)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -22,6 +22,7 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.host import ClientHost, Hosts, SimulatedEntropy
+from fedrp.models import layout_of
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
 from fedrp.simulate import evaluate
@@ -167,6 +168,21 @@ def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sys.modules["fedrp.simulate"], "evaluate", twice)
     assert outcome(simulate(tiny_config("fedrp-subspace"), task)) == outcome(once)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_pretrained_weights_are_where_training_starts(name: str, task: Task) -> None:
+    weights = load_vector(TinyNet(), simulate(tiny_config("fedavg", rounds=20), task).model).state_dict()
+
+    def pretrained() -> nn.Module:
+        module = TinyNet()
+        module.load_state_dict(weights)
+        return module
+
+    config = tiny_config(name, rounds=1, lr=1e-9, **({"noise_multiplier": 1e-6} if name == "fedavg-dp" else {}))
+    result = simulate(config, Task(pretrained, task.train, task.test))
+    np.testing.assert_allclose(result.model, layout_of(pretrained()).flatten(pretrained()), atol=1e-4)
+    assert result.accuracy > 85
 
 
 def test_divergence_is_one_clear_error(task: Task) -> None:
