@@ -42,13 +42,17 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.strip().endswith("%")
 
 
-def test_the_python_of_the_how_to_fine_tunes() -> None:
-    code = blocks(ROOT / "docs" / "how-to.md", "python")[0]
+def test_the_python_of_the_how_to_fine_tunes_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(compile(code, "how-to.md", "exec"), names)
-    config = dataclasses.replace(names["result"].config, rounds=1, lr=1e-9)
-    start = fedrp.load_vector(names["build"](), fedrp.simulate(config, names["task"]).model)
-    assert torch.allclose(start[0].weight, names["weights"]["weight"], atol=1e-5)
+    for code in blocks(ROOT / "docs" / "how-to.md", "python"):
+        exec(compile(code, "how-to.md", "exec"), names)
+    x, y = names["task"].test
+    right = (names["model"](x).argmax(1) == y).double().mean().item()
+    assert names["result"].accuracy == pytest.approx(100 * right)
+    config = dataclasses.replace(names["config"], rounds=1, lr=1e-9)
+    started = fedrp.simulate(config, names["task"]).state
+    assert torch.allclose(started["0.weight"], names["weights"]["weight"], atol=1e-5)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -19,6 +19,7 @@ from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 
 Vector = npt.NDArray[np.float32]  # (n,)
+State = dict[str, torch.Tensor]  # as `state_dict` names it
 ModelFactory = Callable[[], nn.Module]
 InputShape = tuple[int, ...]  # (channels, height, width), or (features,)
 
@@ -98,7 +99,11 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def load_vector(module: nn.Module, vector: Vector) -> nn.Module:
-    """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model."""
+    """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model.
+
+    Frozen parameters and buffers are not in the vector and stay as they are in `module`: where a new build draws others
+    than those trained with, load `RunResult.state` instead.
+    """
     layout = layout_of(module)
     if vector.shape != (layout.size,):
         raise ConfigError(f"the vector has {vector.size} numbers, the model {layout.size} parameters")
