@@ -291,6 +291,19 @@ def test_the_server_counts_parameters_without_holding_any(name: str) -> None:
         assert parameter_count(build) == layout_of(built(build)).size
 
 
+def test_the_server_counts_a_pretrained_model_without_taking_its_weights() -> None:
+    weights = FrozenNet().state_dict()
+    built_here: list[torch.nn.Module] = []
+
+    def pretrained() -> torch.nn.Module:
+        built_here.append(FrozenNet())
+        built_here[-1].load_state_dict(weights)
+        return built_here[-1]
+
+    assert parameter_count(pretrained) == 83  # and no warning
+    assert all(tensor.is_meta for tensor in built_here[0].state_dict().values())
+
+
 # --- after the end ---------------------------------------------------------------------------------------------------
 
 
