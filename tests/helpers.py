@@ -44,6 +44,19 @@ class DropoutNet(TinyNet):
         return self.output(nn.functional.dropout(torch.tanh(self.hidden(x)), training=self.training))
 
 
+class FrozenNet(TinyNet):
+    """As many trainable parameters; and a random buffer, a random frozen layer, and a layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.register_buffer("mix", torch.randn(FEATURES, FEATURES))
+        self.again = self.output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x @ self.mix + self.frozen(x))
+
+
 def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Three clouds of points, and which cloud each point is from."""
     rng = np.random.default_rng(seed)

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -143,6 +144,24 @@ def test_the_floor_of_one_tensor_is_the_chi_square_quantile() -> None:
     template = secret_initial(lambda: nn.Linear(50, 8, bias=False), key(3))
     assert floor == pytest.approx(math.sqrt(chi2.ppf(0.01, 400) / 3 / 50), rel=0.05)  # U(-b, b): variance b^2 / 3
     assert norm(template) > floor
+
+
+def test_what_is_given_counts_in_full_for_the_floor() -> None:
+    weights = torch.linspace(-1, 1, 400).reshape(8, 50)
+
+    def drawn() -> nn.Module:
+        return nn.Linear(50, 8, bias=False)
+
+    def pretrained() -> nn.Module:
+        module = drawn()
+        module.load_state_dict({"weight": weights})
+        return module
+
+    length = norm(weights.numpy())
+    assert initial_norm_floor(pretrained) == pytest.approx(length, rel=2e-5)
+    assert initial_norm_floor(pretrained) < norm(secret_initial(pretrained, key(1))) == length
+    both = initial_norm_floor(lambda: nn.Sequential(pretrained(), drawn()), 0.02)
+    assert both == pytest.approx(math.hypot(length, initial_norm_floor(drawn, 0.01)), rel=0.01)
 
 
 def test_a_start_that_is_too_short_is_refused_whatever_the_data(task: Task) -> None:

@@ -1,14 +1,18 @@
 """The documentation is true: its code runs, its links lead somewhere, its commands and options exist."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import torch
 
+import fedrp
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.projection import FAMILIES
@@ -36,6 +40,19 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     (code,) = blocks(ROOT / "README.md", "python")
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip().endswith("%")
+
+
+def test_the_python_of_the_how_to_fine_tunes_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in blocks(ROOT / "docs" / "how-to.md", "python"):
+        exec(compile(code, "how-to.md", "exec"), names)
+    x, y = names["task"].test
+    right = (names["model"](x).argmax(1) == y).double().mean().item()
+    assert names["result"].accuracy == pytest.approx(100 * right)
+    config = dataclasses.replace(names["config"], rounds=1, lr=1e-9)
+    started = fedrp.simulate(config, names["task"]).state
+    assert torch.allclose(started["0.weight"], names["weights"]["weight"], atol=1e-5)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,13 +1,17 @@
 """On Flower: the simulator's results, one exchange a round, and a server that learns nothing."""
 
+import dataclasses
 import json
 import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message
+from safetensors.torch import load_file
 
+from fedrp import simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError
@@ -22,7 +26,7 @@ from fedrp.projection import make_projection
 from fedrp.roster import load_identity
 from fedrp.simulate import delivering_client, seeded_coins
 from flower_helpers import FlowerFederation, tiny_load
-from helpers import TinyNet, all_windows, round_keys, tiny_config, windows
+from helpers import FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
 
 SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
@@ -52,6 +56,24 @@ def test_same_config_and_seed_give_the_same_model(
             assert run.status(client)["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
     assert run.store()["finished"]
     assert run.store()["missing"] == []
+
+
+def test_all_sites_deliver_the_same_frozen_parts_as_the_simulator(tmp_path: Path) -> None:
+    def load(context: ClientContext) -> LocalTask:
+        return dataclasses.replace(tiny_load(context), model=FrozenNet)
+
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", projection="sign", seed=5), load)
+    run.run()
+    task = dataclasses.replace(tiny_task(), model=FrozenNet)
+    result = simulate(run.config, task)
+    for client in range(4):
+        state = load_file(run.folder(client) / "model.safetensors")
+        assert state.keys() == result.state.keys()
+        assert all(torch.equal(state[name], tensor) for name, tensor in result.state.items())
+        module = FrozenNet()
+        module.load_state_dict(state)
+        right = (module(task.test[0]).argmax(1) == task.test[1]).double().mean().item()
+        assert run.status(client)["accuracy"] == pytest.approx(100 * right)
 
 
 @pytest.mark.parametrize("name", ["fedrp-subspace", "fedavg"])
@@ -284,6 +306,19 @@ def test_the_server_counts_parameters_without_holding_any(name: str) -> None:
         assert parameter_count(build) > 10_000_000
     else:
         assert parameter_count(build) == layout_of(built(build)).size
+
+
+def test_the_server_counts_a_pretrained_model_without_taking_its_weights() -> None:
+    weights = FrozenNet().state_dict()
+    built_here: list[torch.nn.Module] = []
+
+    def pretrained() -> torch.nn.Module:
+        built_here.append(FrozenNet())
+        built_here[-1].load_state_dict(weights)
+        return built_here[-1]
+
+    assert parameter_count(pretrained) == 83  # and no warning
+    assert all(tensor.is_meta for tensor in built_here[0].state_dict().values())
 
 
 # --- after the end ---------------------------------------------------------------------------------------------------

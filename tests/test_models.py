@@ -239,6 +239,72 @@ def test_secret_initial_keeps_constants_and_scales_and_shares_nothing_else_with_
     assert constants == 12  # gain and shift of six GroupNorms
 
 
+class Finetuned(nn.Module):
+    """A pretrained layer, a table that is the same in every build, and a new head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 20)
+        self.table = nn.Parameter(torch.randn(4, 20, generator=torch.Generator().manual_seed(1)))
+        self.head = nn.Linear(20, 3)
+        self.body.load_state_dict(PRETRAINED)
+
+
+PRETRAINED = {"weight": torch.linspace(-1, 1, 120).reshape(20, 6), "bias": torch.linspace(0, 1, 20)}
+
+
+def test_secret_initial_keeps_what_is_given_and_draws_the_rest() -> None:
+    state = torch.get_rng_state()
+    first, other = (load_vector(Finetuned(), secret_initial(Finetuned, key)) for key in (KEY, OTHER_KEY))
+    torch.set_rng_state(state)
+    for model in (first, other):
+        assert torch.equal(model.body.weight, PRETRAINED["weight"])
+        assert torch.equal(model.body.bias, PRETRAINED["bias"])
+        assert torch.equal(model.table, Finetuned().table)
+    assert (first.head.weight != other.head.weight).all()
+    assert (first.head.bias != other.head.bias).all()
+
+
+def test_secret_initial_of_random_tensors_is_the_formula_of_the_docs() -> None:
+    """Published runs rest on these bits: telling given from drawn tensors must not change them."""
+    public, normals = public_initial(cnn, RunSeed(0)), KEY.derive("initial-model").normals(layout_of(cnn()).size)
+    expected = []
+    for size, template, noise in zip(*parts(layout_of(cnn()), public, normals), strict=True):
+        mean, spread = np.float32(template.mean(dtype=np.float64)), np.float32(template.astype(np.float64).std())
+        assert len(template) == size
+        expected.append(mean + spread * noise if spread > 0 else template)
+    assert secret_initial(cnn, KEY).tobytes() == np.concatenate(expected).tobytes()
+
+
+def test_secret_initial_builds_twice_and_leaves_the_global_generator_alone() -> None:
+    calls = []
+
+    def counted() -> nn.Module:
+        calls.append(torch.random.initial_seed())
+        return Finetuned()
+
+    state = torch.get_rng_state()
+    secret_initial(counted, KEY)
+    assert len(set(calls)) == len(calls) == 2
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_factory_that_hands_out_the_same_parameters_is_refused() -> None:
+    module = TinyNet()
+    with pytest.raises(ConfigError, match=r"same parameter 'hidden\.weight' at every call.*copy\.deepcopy"):
+        secret_initial(lambda: module, KEY)
+    with pytest.raises(ConfigError, match=r"same parameter '0\.weight' at every call"):
+        secret_initial(lambda: nn.Sequential(module.hidden, nn.Linear(8, 2)), KEY)
+    frozen = TinyNet().requires_grad_(False)  # never changes, so it may be shared
+    assert secret_initial(lambda: nn.Sequential(frozen, nn.Linear(3, 2)), KEY).size == 8
+
+
+def test_a_factory_that_builds_different_models_is_refused() -> None:
+    widths = iter((5, 7))
+    with pytest.raises(ConfigError, match=r"other layers at each call \(12 parameters, then 16\)"):
+        secret_initial(lambda: nn.Linear(next(widths), 2), KEY)
+
+
 def parts(layout: Layout, *vectors: np.ndarray) -> list[list[object]]:
     sizes = [prod(shape) for shape in layout.shapes]
     return [sizes, *(np.split(vector, np.cumsum(sizes)[:-1]) for vector in vectors)]

@@ -22,11 +22,23 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.host import ClientHost, Hosts, SimulatedEntropy
+from fedrp.models import layout_of
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
 from fedrp.simulate import evaluate
 from fedrp.task import split_among_clients
-from helpers import SHORT, TinyNet, blobs, command, environment, round_keys, run_and_die, tiny_config, tiny_task
+from helpers import (
+    SHORT,
+    FrozenNet,
+    TinyNet,
+    blobs,
+    command,
+    environment,
+    round_keys,
+    run_and_die,
+    tiny_config,
+    tiny_task,
+)
 
 # Four groups of clients, so that three workers have unequal shares.
 CROWD = tiny_config("fedrp", clients=60, rounds=2, participation=0.9)
@@ -169,6 +181,21 @@ def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch)
     assert outcome(simulate(tiny_config("fedrp-subspace"), task)) == outcome(once)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_pretrained_weights_are_where_training_starts(name: str, task: Task) -> None:
+    weights = load_vector(TinyNet(), simulate(tiny_config("fedavg", rounds=20), task).model).state_dict()
+
+    def pretrained() -> nn.Module:
+        module = TinyNet()
+        module.load_state_dict(weights)
+        return module
+
+    config = tiny_config(name, rounds=1, lr=1e-9, **({"noise_multiplier": 1e-6} if name == "fedavg-dp" else {}))
+    result = simulate(config, Task(pretrained, task.train, task.test))
+    np.testing.assert_allclose(result.model, layout_of(pretrained()).flatten(pretrained()), atol=1e-4)
+    assert result.accuracy > 85
+
+
 def test_divergence_is_one_clear_error(task: Task) -> None:
     with pytest.raises(FedRPError, match=r"training diverged: .*client \d .* round \d"):
         simulate(tiny_config("fedavg", lr=1e38), task)
@@ -226,6 +253,21 @@ def test_a_run_folder_holds_a_line_per_round_the_result_and_the_model(name: str,
     module = TinyNet()
     module.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     assert torch.equal(module(task.test[0]), load_vector(TinyNet(), result.model)(task.test[0]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_not_trained_is_delivered_too(workers: int, task: Task, tmp_path: Path) -> None:
+    """A new module draws another frozen layer and another buffer: file and result must hold those of the run."""
+    config = tiny_config("fedrp-subspace", rounds=10, dim=40, seed=3)
+    result = simulate(config, Task(FrozenNet, task.train, task.test), Speed(workers=workers), tmp_path / "run")
+    for state in (result.state, load_file(tmp_path / "run" / "model.safetensors")):
+        module = FrozenNet()
+        module.load_state_dict(state)
+        x, y = task.test
+        assert 100 * (module(x).argmax(1) == y).double().mean().item() == pytest.approx(result.accuracy)
+        assert np.array_equal(layout_of(module).flatten(module), result.model)
+    assert result.accuracy > 75
+    assert "tensor" not in repr(result)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

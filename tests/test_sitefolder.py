@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from fedrp.algorithms import ALGORITHMS
 from fedrp.errors import ConfigError, SiteError
@@ -96,8 +98,16 @@ def test_a_state_of_another_run_or_client_is_refused(folder: SiteFolder, tmp_pat
         other.load(1)
 
 
+def test_a_delivered_model_keeps_every_type_of_tensor(folder: SiteFolder) -> None:
+    types = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    model = {str(number): torch.ones(3, dtype=dtype) for number, dtype in enumerate(types)} | {"empty": torch.empty(0)}
+    delivered = load_file(folder.deliver(model))
+    assert all(torch.equal(delivered[name], tensor) for name, tensor in model.items())
+    assert [delivered[name].dtype for name in model] == [tensor.dtype for tensor in model.values()]
+
+
 def test_a_file_of_something_else_is_refused(folder: SiteFolder) -> None:
-    model = folder.deliver({"weight": np.ones(3, np.float32)})
+    model = folder.deliver({"weight": torch.ones(3)})
     (folder.root / "state.safetensors").write_bytes(model.read_bytes())
     with pytest.raises(SiteError, match="not a state file of this version"):
         folder.load(1)

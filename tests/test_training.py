@@ -1,17 +1,18 @@
 """Local training: SGD as everyone knows it, the same for a client alone and in company."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedrp.errors import DivergenceError
+from fedrp.errors import ConfigError, DivergenceError
 from fedrp.models import load_vector, public_initial
 from fedrp.rng import RunSeed
 from fedrp.training import Examples, LocalSGD, Objective, Trainer, make_trainer
-from helpers import FEATURES, DropoutNet, TinyNet, blobs, client_batches, tiny_config
+from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, client_batches, tiny_config
 
 CONFIG = tiny_config(local_epochs=2)
 SGD = LocalSGD(0.05, 0.9, CONFIG.batch_size, CONFIG.local_epochs)
@@ -149,3 +150,59 @@ def test_random_frozen_layers_and_buffers_are_the_same_in_every_process() -> Non
     first = train()
     torch.rand(FEATURES)  # another state of the global generator, as in another process
     assert train() == first
+
+
+# --- what is not in the vector ---------------------------------------------------------------------------------------
+
+
+def trainer_of(factory: Callable[[], nn.Module]) -> Trainer:
+    return make_trainer(factory, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(0))
+
+
+def test_the_state_is_the_whole_model_as_it_was_trained() -> None:
+    trainer = trainer_of(FrozenNet)
+    (reached,) = trainer.train(starts(1), DATA[:1], [0], ROUND, SGD)
+    state = trainer.state(reached)
+    module = FrozenNet()
+    module.load_state_dict(state)
+    trainer.layout.bind(trainer.module, torch.from_numpy(reached))
+    assert torch.equal(module(DATA[0].x), trainer.module(DATA[0].x))
+    assert len({tensor.data_ptr() for tensor in state.values()}) == len(state) == 9  # tied, but with memory of its own
+
+
+def test_every_process_has_the_same_frozen_parts_whatever_its_generator() -> None:
+    first = trainer_of(FrozenNet).state(starts(1)[0])
+    torch.rand(3)
+    again = trainer_of(FrozenNet).state(starts(1)[0])
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+
+
+class Counting(TinyNet):
+    """Counts its batches, in a buffer."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        return super().forward(x)
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 8)), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"), [(lambda: Counting(True), "batches"), (spectral, r"0\.parametrizations\.weight\.0\._u")]
+)
+def test_buffers_that_change_in_training_are_refused_by_name(factory: Callable[[], nn.Module], name: str) -> None:
+    trainer = trainer_of(factory)
+    start = trainer.layout.flatten(trainer.module)[None]
+    with pytest.raises(ConfigError, match=f"buffer '{name}' changes while the model trains"):
+        trainer.train(start, DATA[:1], [0], ROUND, SGD)
+
+
+def test_a_cache_that_is_not_saved_may_change() -> None:
+    reached = trainer_of(lambda: Counting(False)).train(starts(1), DATA[:1], [0], ROUND, SGD)
+    assert np.array_equal(reached, trainer_of(TinyNet).train(starts(1), DATA[:1], [0], ROUND, SGD))

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load as unpacked
+from safetensors.torch import save as packed
 
 from fedrp import kernels
 from fedrp.aggregate import weighted_sum
@@ -30,7 +32,7 @@ from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.evaluate import Correct, Score, score
-from fedrp.models import ModelFactory, Vector
+from fedrp.models import ModelFactory, State, Vector
 from fedrp.rng import RunSeed
 from fedrp.roster import Member, Roster
 from fedrp.sealing import Identity
@@ -144,6 +146,10 @@ class ClientHost:
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
         return score(self._bench.trainer, model, self._setup.test, self._setup.correct)
+
+    def state(self, model: Vector) -> bytes:
+        """All of a given model, see `Trainer.state`; packed, as a tensor in a pipe would take a file descriptor."""
+        return packed(self._bench.trainer.state(model))
 
     def sums(self, packets: Packets) -> list[GroupSum]:
         """Sums of final models, per group."""
@@ -324,10 +330,11 @@ class Hosts:
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
-        if self._local:
-            return self._local.score_model(model)
-        self._workers[0].send("score_model", model)
-        return self._workers[0].receive()  # type: ignore[no-any-return]
+        return self._any("score_model", model)  # type: ignore[no-any-return]
+
+    def state(self, model: Vector) -> State:
+        """All of a given model, also what is not trained: the same in every process, as the run seed gives it."""
+        return unpacked(self._any("state", model))
 
     def final_models(self, packets: Packets) -> dict[int, Vector]:
         """Clients' final models."""
@@ -350,6 +357,12 @@ class Hosts:
         """End the worker processes."""
         for worker in self._workers:
             worker.stop()
+
+    def _any(self, method: str, *arguments: object) -> Any:
+        if self._local:
+            return getattr(self._local, method)(*arguments)
+        self._workers[0].send(method, *arguments)
+        return self._workers[0].receive()
 
     def _all(self, method: str, *arguments: object) -> list[Any]:
         if self._local:

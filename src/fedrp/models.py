@@ -19,6 +19,7 @@ from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 
 Vector = npt.NDArray[np.float32]  # (n,)
+State = dict[str, torch.Tensor]  # as `state_dict` names it
 ModelFactory = Callable[[], nn.Module]
 InputShape = tuple[int, ...]  # (channels, height, width), or (features,)
 
@@ -98,7 +99,11 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def load_vector(module: nn.Module, vector: Vector) -> nn.Module:
-    """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model."""
+    """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model.
+
+    Frozen parameters and buffers are not in the vector and stay as they are in `module`: where a new build draws others
+    than those trained with, load `RunResult.state` instead.
+    """
     layout = layout_of(module)
     if vector.shape != (layout.size,):
         raise ConfigError(f"the vector has {vector.size} numbers, the model {layout.size} parameters")
@@ -138,11 +143,13 @@ def _seeded(factory: ModelFactory, seed: RunSeed) -> nn.Module:
 
 
 def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
-    """An initial model that only holders of `key` know.
+    """An initial model of which only holders of `key` know what the factory draws at random.
 
-    Tensors that the model initialises at random are drawn anew from the key's stream with their own mean and standard
-    deviation; constant tensors (zero biases, unit gains) stay. The template comes from a public seed, so every client
-    computes the same vector.
+    Tensors that the factory draws at random are drawn anew from the key's stream with their own mean and standard
+    deviation. A tensor that it gives alike under two seeds of torch was not drawn but given, and stays as it is:
+    constants (zero biases, unit gains), pretrained weights, and all of a factory that seeds torch itself. Given tensors
+    are known to whoever has them, perhaps the server too: docs/threat-model.md says what that costs. The template comes
+    from a public seed, so every client computes the same vector.
     """
     return drawn_initial(*initial_laws(factory), key)
 
@@ -157,7 +164,7 @@ def drawn_initial(template: Vector, laws: Sequence["TensorLaw"], key: SecretKey)
 
 
 class TensorLaw(NamedTuple):
-    """The law that one tensor of a secret initial model is drawn from, entry by entry; spread 0 means a constant."""
+    """The law that one tensor of a secret initial model is drawn from, entry by entry; spread 0: as in the template."""
 
     part: slice  # of the flat vector
     mean: np.float32
@@ -165,19 +172,46 @@ class TensorLaw(NamedTuple):
 
 
 def initial_laws(factory: ModelFactory) -> tuple[Vector, list[TensorLaw]]:
-    """The public template of `secret_initial` and the law of each of its tensors."""
+    """The public template of `secret_initial` and the law of each of its tensors.
+
+    Raises:
+        ConfigError: the factory builds models of different shapes, or hands out the same parameters again.
+    """
     module = _seeded(factory, RunSeed(0))
     layout = layout_of(module)
+    given = _given(factory, module, layout)
     template = layout.flatten(module)
     laws = []
     start = 0
-    for size in (prod(shape) for shape in layout.shapes):
-        part = slice(start, start + size)
-        values = template[part].astype(np.float64)
-        # Rounded to float32 first: a sum in another order on another machine must not change a bit.
-        laws.append(TensorLaw(part, np.float32(values.mean()), np.float32(values.std())))
-        start += size
+    for shape, kept in zip(layout.shapes, given, strict=True):
+        part = slice(start, start + prod(shape))
+        laws.append(TensorLaw(part, np.float32(0), np.float32(0)) if kept else _law(part, template))
+        start = part.stop
     return template, laws
+
+
+def _given(factory: ModelFactory, module: nn.Module, layout: Layout) -> list[bool]:
+    """Which tensors of a module do not depend on torch's seed. The second model is gone when this returns."""
+    other = _seeded(factory, RunSeed(1))
+    if layout_of(other) != layout:
+        raise ConfigError(
+            f"the model factory builds other layers at each call ({layout.size} parameters, then "
+            f"{layout_of(other).size}): let it build the same ones"
+        )
+    pairs = list(zip(_trainable(module), _trainable(other), strict=True))
+    shared = next((name for name, (one, two) in zip(layout.names, pairs, strict=True) if one is two), None)
+    if shared is not None:  # training would change what is taken for the start
+        raise ConfigError(
+            f"the model factory hands out the same parameter '{shared}' at every call: "
+            "let it build a new model, e.g. copy.deepcopy(model)"
+        )
+    return [torch.equal(one, two) for one, two in pairs]
+
+
+def _law(part: slice, template: Vector) -> TensorLaw:
+    values = template[part].astype(np.float64)
+    # Rounded to float32 first: a sum in another order on another machine must not change a bit.
+    return TensorLaw(part, np.float32(values.mean()), np.float32(values.std()))
 
 
 # --- the table -----------------------------------------------------------------------------------------------------

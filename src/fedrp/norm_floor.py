@@ -1,7 +1,8 @@
 """How short the secret initial model can be: a floor that anyone can compute, because it follows from the model alone.
 
-`secret_initial` draws each tensor as mean + spread * normals, mean and spread being those of a public template. Its
-squared norm is a sum of scaled (noncentral) chi-squares, so its lower tail is known without the key.
+`secret_initial` draws each tensor as mean + spread * normals, mean and spread being those of a public template, or
+keeps it as the model gives it. Its squared norm is a constant and a sum of scaled (noncentral) chi-squares, so its
+lower tail is known without the key.
 """
 
 import dataclasses
@@ -21,14 +22,14 @@ def initial_norm_floor(factory: ModelFactory, failure: float = _FAILURE) -> floa
     """A norm that the secret initial model of this network has at least, but for the given probability.
 
     A tensor of k numbers has a squared norm of at least spread^2 x, x the (failure / tensors)-quantile of chi-square
-    with k degrees of freedom (a mean that is not zero only adds); constant tensors count in full.
+    with k degrees of freedom (a mean that is not zero only adds); tensors that are given count in full.
     """
     template, laws = initial_laws(factory)
     squared = 0.0
     for part, _, spread in laws:
-        constant = template[part].astype(np.float64)
-        quantile = 2 * float(gammaincinv(constant.size / 2, failure / len(laws)))
-        squared += float(spread) ** 2 * quantile if spread > 0 else float(constant @ constant)
+        given = template[part].astype(np.float64)
+        quantile = 2 * float(gammaincinv(given.size / 2, failure / len(laws)))
+        squared += float(spread) ** 2 * quantile if spread > 0 else float(given @ given)
     return math.sqrt(squared) * (1 - _ROUNDING)
 
 

@@ -1,13 +1,13 @@
 """What a run gives back: records of its rounds and the one JSON object that the command line prints."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedrp import wire
 from fedrp.config import RunConfig
 from fedrp.evaluate import Evaluation
-from fedrp.models import Vector
+from fedrp.models import State, Vector
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
 from fedrp.wire import Kind
@@ -96,7 +96,11 @@ class RoundRecord(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """A finished run. `model` is the delivered model as one vector; load it with `fedrp.load_vector(module, model)`."""
+    """A finished run.
+
+    `state` is the whole delivered model: `module.load_state_dict(result.state)`. `model` is one vector of its trainable
+    parameters: `fedrp.load_vector(module, result.model)` does where nothing is frozen and no buffer is random.
+    """
 
     config: RunConfig  # resolved
     parameters: int
@@ -108,6 +112,7 @@ class RunResult:
     seconds: float
     images_per_round: float
     peak_rss_mb: float
+    state: State = field(repr=False)
 
     @property
     def accuracy(self) -> float:

@@ -10,15 +10,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 
 from fedrp.config import RunConfig, to_json
 from fedrp.coordinator import Coordinator
 from fedrp.errors import ConfigError, DataError
 from fedrp.host import Hosts
-from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
 from fedrp.serverfolder import packed_server, unpacked_server
 
@@ -91,11 +89,9 @@ class RunFolder:
         _write_atomically(self._metrics_file, "".join(line + "\n" for line in lines))
         return server, records
 
-    def finish(self, result: RunResult, layout: Layout) -> None:
-        """Write the result and the delivered model, with the model's own parameter names."""
-        views = layout.views(torch.from_numpy(result.model.copy()))
-        tensors = {name: view.numpy() for name, view in zip(layout.names, views, strict=True)}
-        save_file(tensors, self.root / "model.safetensors")
+    def finish(self, result: RunResult) -> None:
+        """Write the result and the delivered model, as its module's `state_dict` names it."""
+        save_file(result.state, self.root / "model.safetensors")
         _write_atomically(self.root / "result.json", json.dumps(result.as_json(), indent=2))
 
     @property

@@ -75,7 +75,7 @@ def simulate(
                 on_round(record)
         result = _finish(server, hosts, setup, records, layout.size, time.monotonic() - began)
     if folder:
-        folder.finish(result, layout)
+        folder.finish(result)
     return result
 
 
@@ -258,4 +258,5 @@ def _finish(
         seconds=seconds,
         images_per_round=images,
         peak_rss_mb=hosts.peak_memory(),
+        state=hosts.state(model),
     )

@@ -20,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from safetensors.torch import save as packed
 
 from fedrp.algorithms.base import ClientState
 from fedrp.errors import SiteError
 from fedrp.files import locked, write_atomically
+from fedrp.models import State
 from fedrp.silo import Silo
 from fedrp.status import append_line, read_status, write_status
 
@@ -87,10 +89,10 @@ class SiteFolder:
         metadata = {"format": _FORMAT, "run": self.run.hex(), "silo": json.dumps(record)}
         write_atomically(self._state_file, save(arrays, metadata))
 
-    def deliver(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> Path:
-        """Write the delivered model, with the model's own parameter names."""
+    def deliver(self, model: State) -> Path:
+        """Write the delivered model, as its module's `state_dict` names it."""
         path = self.root / "model.safetensors"
-        write_atomically(path, save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
+        write_atomically(path, packed(model))
         return path
 
     def status(self) -> dict[str, Any]:

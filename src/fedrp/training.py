@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedrp.errors import DivergenceError
-from fedrp.models import Layout, ModelFactory, layout_of
+from fedrp.errors import ConfigError, DivergenceError
+from fedrp.models import Layout, ModelFactory, State, Vector, layout_of
 from fedrp.rng import RunSeed
 
 _log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Trainer:
         rule = objective.step_size or (lambda _steps: sgd.lr)
         lr = np.array([[rule(count)] for count in steps.tolist()], np.float32)
         losses: list[list[torch.Tensor]] = [[] for _ in batches]  # of each client's first and last step
+        buffers = {name: buffer.clone() for name, buffer in self._buffers().items()}
         self.module.train()
         with torch.random.fork_rng(devices=[]):
             for step in range(steps.max()):
@@ -124,8 +125,31 @@ class Trainer:
                 velocity[rows] += _clipped(direction, sgd.grad_clip)
                 variables[rows] -= np.multiply(velocity[rows], lr[rows], out=direction)  # reuses memory: n may be 10^8
         self.module.zero_grad(set_to_none=True)  # lets go of the matrix of gradients
+        self._require_unchanged(buffers)
         self._look_for_divergence(variables, losses, clients, round_, sgd)
         return variables
+
+    def state(self, model: Vector) -> State:
+        """The whole `state_dict` of a model: its weights, and frozen layers and buffers as they are trained with.
+
+        Each tensor has memory of its own on the CPU, as files want it; tied parameters are there under all their names.
+        """
+        self.layout.bind(self.module, torch.from_numpy(np.array(model, np.float32)).to(self.device))
+        saved = {name: tensor for name, tensor in self.module.state_dict().items() if isinstance(tensor, torch.Tensor)}
+        return {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in saved.items()}
+
+    def _buffers(self) -> State:
+        saved = self.module.state_dict().keys()  # others are caches, and may change
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in saved}
+
+    def _require_unchanged(self, before: State) -> None:
+        for name, buffer in self._buffers().items():
+            if name not in before or not torch.equal(buffer, before[name]):
+                # All clients of a process would share it, and none would send it.
+                raise ConfigError(
+                    f"buffer '{name}' changes while the model trains, but clients exchange parameters only: "
+                    "use layers without running statistics (or persistent=False if outputs do not depend on it)"
+                )
 
     def _matrix(self, rows: int) -> torch.Tensor:
         padded = -(-self.layout.size // _ALIGNMENT) * _ALIGNMENT

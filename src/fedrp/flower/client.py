@@ -142,9 +142,7 @@ def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
         silo, _ = _answered(desk, silo, packet, round_)
         desk.folder.save(silo)
     model = finished(desk.bench, silo, desk.site, packet).model
-    layout = desk.bench.trainer.layout
-    views = layout.views(torch.from_numpy(model.copy()))
-    path = desk.folder.deliver({name: view.numpy() for name, view in zip(layout.names, views, strict=True)})
+    path = desk.folder.deliver(desk.bench.trainer.state(model))
     _note(desk, "finish", packet, b"", {"finished": True, "model": str(path), **_score(desk, model)})
     return b""
 

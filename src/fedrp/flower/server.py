@@ -1,6 +1,7 @@
 """The ServerApp: settings in, a driven run out."""
 
 import logging
+import warnings
 from pathlib import Path
 
 import torch
@@ -52,5 +53,7 @@ def serve(grid: Grid, context: Context, model: ModelFactory) -> None:
 
 def parameter_count(model: ModelFactory) -> int:
     """Number of parameters of a model, counted on its shapes: the server never holds its numbers."""
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        # Pretrained weights have no place to go here, nor should they.
+        warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
         return layout_of(model()).size
