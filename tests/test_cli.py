@@ -14,7 +14,7 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.data import DATASETS
 from fedrp.projection import FAMILIES
-from helpers import command, environment
+from helpers import command, environment, files_up_to
 
 KEYS = re.findall(
     r"\w+",
@@ -27,7 +27,7 @@ OPTIONS = re.findall(
     """algorithm dataset model clients rounds local-epochs batch-size lr momentum rho dim projection partition
     participation seed workers device data-dir out resume json""",
 )
-CONFIG, DATA, DIVERGED = 2, 3, 6
+CONFIG, DATA, DIVERGED, FULL = 2, 3, 6, 8
 
 
 class Answer(NamedTuple):
@@ -259,6 +259,21 @@ def test_resume_goes_on_and_an_existing_folder_is_refused(ask: Ask, small: list[
     assert ask("run", *small, "--out=run", "--resume").code == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_with_its_own_exit_code(workers: int, small: list[object], tmp_path: Path) -> None:
+    options = [*small, f"--workers={workers}", f"--out={tmp_path / 'run'}"]
+    with files_up_to(400_000):  # less than the states of two clients, more than any of their data
+        done = subprocess.run(command("run", *options), capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout) == (FULL, "")
+    assert re.fullmatch(
+        r"fedrp: cannot write to \S+: File too large: free space and go on with --resume\n", done.stderr
+    )
+    main([str(option) for option in ["run", *options, "--resume"]])
+    main([str(option) for option in ["run", *options, f"--out={tmp_path / 'undisturbed'}"]])
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "undisturbed")]
+    assert models[0] == models[1]
+
+
 # --- compare and the lists -----------------------------------------------------------------------------------------
 
 
@@ -270,6 +285,18 @@ def test_compare_writes_a_table_and_a_plot(ask: Ask, small: list[object]) -> Non
     assert "plot: both/accuracy.png" in answer.out
     for name in ("fedavg", "fwc"):
         assert (Path("both") / name / "result.json").is_file()
+
+
+def test_a_plot_that_does_not_fit_on_the_disk_is_one_line(ask: Ask, small: list[object]) -> None:
+    options = [*small, "--algorithms=fwc", "--out=both"]
+    assert ask("compare", *options).code == 0
+    Path("both/accuracy.png").unlink()
+    Path("both/accuracy.png").symlink_to("/dev/full")
+    answer = ask("compare", *options, "--resume")
+    assert answer.code == FULL
+    assert answer.err.endswith(
+        "cannot write to both/accuracy.png: No space left on device: free space and go on with --resume\n"
+    )
 
 
 def test_compare_uses_the_same_split_and_can_be_resumed(ask: Ask, small: list[object]) -> None:

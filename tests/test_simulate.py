@@ -1,8 +1,10 @@
 """The simulator: the same result however it is computed, interrupted or resumed, and nothing but bytes on the way."""
 
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,13 +22,24 @@ from torch import nn
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
-from fedrp.errors import ConfigError, DataError, FedRPError
+from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
 from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
 from fedrp.simulate import evaluate
 from fedrp.task import split_among_clients
-from helpers import SHORT, TinyNet, blobs, command, environment, round_keys, run_and_die, tiny_config, tiny_task
+from helpers import (
+    SHORT,
+    TinyNet,
+    blobs,
+    command,
+    environment,
+    files_up_to,
+    round_keys,
+    run_and_die,
+    tiny_config,
+    tiny_task,
+)
 
 # Four groups of clients, so that three workers have unequal shares.
 CROWD = tiny_config("fedrp", clients=60, rounds=2, participation=0.9)
@@ -299,6 +312,54 @@ def test_no_secret_is_written_to_the_run_folder(name: str, task: Task, tmp_path:
         raw = key.reveal()
         for shape in (raw, raw.hex().encode(), raw.hex().upper().encode(), repr(raw).encode()):
             assert not any(shape in data for data in written.values())
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 2000])
+def test_a_full_disk_is_one_line_and_costs_at_most_a_round(room: int, task: Task, tmp_path: Path) -> None:
+    """The limits are hit by the metrics, and by the states of clients."""
+    config = tiny_config("fedrp", clients=6)
+    undisturbed = simulate(config, task)
+
+    with contextlib.ExitStack() as disk:
+
+        def fill(record: RoundRecord) -> None:
+            if record.round == 2:
+                disk.enter_context(files_up_to(room))
+
+        with pytest.raises(SiteError) as caught:
+            simulate(config, task, out=tmp_path / "run", on_round=fill)
+    told = rf"cannot write to {tmp_path / 'run'}\S*: File too large: free space and go on with --resume"
+    assert re.fullmatch(told, str(caught.value))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    resumed = simulate(config, task, out=tmp_path / "run", resume=True)
+    assert outcome(resumed) == outcome(undisturbed)
+    assert len(lines(tmp_path / "run")) == 3
+
+
+def test_on_a_small_disk_a_run_stops_and_goes_on_when_there_is_room(small_disk: Path, task: Task) -> None:
+    config = tiny_config("fedrp", clients=40, rounds=4)
+    with pytest.raises(SiteError, match="No space left on device: free space and go on with --resume"):
+        simulate(config, task, out=small_disk / "run")
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    assert outcome(simulate(config, task, out=small_disk / "run", resume=True)) == outcome(simulate(config, task))
+
+
+def test_on_a_full_disk_no_run_is_started(task: Task, tmp_path: Path) -> None:
+    with files_up_to(10), pytest.raises(SiteError, match="File too large: free space and start again"):
+        simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
+    assert simulate(tiny_config("fedavg"), task, out=tmp_path / "run").accuracy > 0
+
+
+def test_a_full_disk_leaves_a_finished_run_as_it_was(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+    simulate(config, task, out=tmp_path)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with files_up_to(100), pytest.raises(SiteError, match="go on with --resume"):
+        simulate(config, task, out=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path) if path.suffix != ".partial"} == before
 
 
 # --- killed and resumed ----------------------------------------------------------------------------------------------

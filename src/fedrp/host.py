@@ -30,6 +30,7 @@ from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.evaluate import Correct, Score, score
+from fedrp.files import writing
 from fedrp.models import ModelFactory, Vector
 from fedrp.rng import RunSeed
 from fedrp.roster import Member, Roster
@@ -174,7 +175,9 @@ class ClientHost:
                     arrays[name] = np.ascontiguousarray(array)
                     fields.append(name)
                 records.append({**silo.record(), "state": fields})
-            save_file(arrays, _group_file(folder, group), {"silos": json.dumps(records)})
+            path = _group_file(folder, group)
+            with writing(path):  # here and not at the caller, who may be in another process
+                save_file(arrays, path, {"silos": json.dumps(records)})
 
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from fedrp.config import RunConfig, to_json
 from fedrp.coordinator import Coordinator
 from fedrp.errors import ConfigError, DataError
+from fedrp.files import is_full, unwritable, writing
 from fedrp.host import Hosts
 from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
@@ -37,6 +38,7 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder holds a run and `resume` was not asked for, or that run had another config.
+            SiteError: the disk is full.
         """
         folder = cls(root)
         known = folder._config_file
@@ -45,14 +47,20 @@ class RunFolder:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
             _require_same(root, _read_json(known), json.loads(to_json(config)))
         else:
-            try:
-                folder._checkpoints.mkdir(parents=True, exist_ok=True)
-                _write_atomically(known, to_json(config))
-            except OSError as error:
-                raise ConfigError(f"cannot write to {root}: {error.strerror}") from None
+            folder._begin(config)
         if folder.checkpoint() is None:  # killed in the first round: it begins anew
-            folder._metrics_file.unlink(missing_ok=True)
+            with writing(root):
+                folder._metrics_file.unlink(missing_ok=True)
         return folder
+
+    def _begin(self, config: RunConfig) -> None:
+        try:
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            _write_atomically(self._config_file, to_json(config))
+        except OSError as error:
+            if is_full(error):
+                raise unwritable(self.root, error, "start again") from None
+            raise ConfigError(f"cannot write to {self.root}: {error.strerror}") from None
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -60,19 +68,24 @@ class RunFolder:
         return complete[-1] if complete else None
 
     def save(self, server: Coordinator, hosts: Hosts, record: RoundRecord) -> None:
-        """Write a round: its metrics, then its checkpoint; then remove older checkpoints."""
-        with self._metrics_file.open("a") as lines:
-            lines.write(json.dumps(record.as_json()) + "\n")
-        target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
-        partial = target.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        hosts.save(partial)
-        (partial / "server.safetensors").write_bytes(packed_server(server))
-        partial.rename(target)
-        for old in self._checkpoints.glob(f"{_PREFIX}*"):
-            if old != target:
-                shutil.rmtree(old)
+        """Write a round: its metrics, then its checkpoint; then remove older checkpoints.
+
+        Raises:
+            SiteError: the disk is full, or the folder not writable any more. The last checkpoint is still there.
+        """
+        with writing(self.root):
+            with self._metrics_file.open("a") as lines:
+                lines.write(json.dumps(record.as_json()) + "\n")
+            target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
+            partial = target.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            hosts.save(partial)
+            (partial / "server.safetensors").write_bytes(packed_server(server))
+            partial.rename(target)
+            for old in self._checkpoints.glob(f"{_PREFIX}*"):
+                if old != target:
+                    shutil.rmtree(old)
 
     def load(self, server: Coordinator, hosts: Hosts) -> tuple[Coordinator, list[RoundRecord]]:
         """Server and clients as of the newest checkpoint, and the records up to it."""
@@ -88,15 +101,20 @@ class RunFolder:
                 raise DataError(f"{self._metrics_file.name} has {len(records)} lines")
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError) as error:
             raise DataError(f"the checkpoint {checkpoint} cannot be read ({error}): remove {self.root}") from None
-        _write_atomically(self._metrics_file, "".join(line + "\n" for line in lines))
+        with writing(self.root):
+            _write_atomically(self._metrics_file, "".join(line + "\n" for line in lines))
         return server, records
 
     def finish(self, result: RunResult, layout: Layout) -> None:
         """Write the result and the delivered model, with the model's own parameter names."""
         views = layout.views(torch.from_numpy(result.model.copy()))
         tensors = {name: view.numpy() for name, view in zip(layout.names, views, strict=True)}
-        save_file(tensors, self.root / "model.safetensors")
-        _write_atomically(self.root / "result.json", json.dumps(result.as_json(), indent=2))
+        model = self.root / "model.safetensors"
+        with writing(self.root):
+            partial = _partial(model)
+            save_file(tensors, partial)
+            os.replace(partial, model)
+            _write_atomically(self.root / "result.json", json.dumps(result.as_json(), indent=2))
 
     @property
     def _config_file(self) -> Path:
@@ -125,6 +143,10 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_suffix(path.suffix + ".partial")
+    partial = _partial(path)
     partial.write_text(text)
     os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
