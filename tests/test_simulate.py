@@ -22,6 +22,7 @@ from torch import nn
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
+from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
 from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.result import RoundRecord
@@ -486,11 +487,12 @@ def test_killed_and_interrupted_the_command_line_resumes_to_the_same_bytes(
     printed, told = process.communicate(timeout=60)
     messages = [line for line in told.splitlines() if f"/{ROUNDS}: " not in line]
     assert (process.returncode, printed) == (130, "")
-    assert messages == [f"fedrp: stopped; what is done is kept, go on with --resume --out {out}"]
+    advice = f"fedrp run --resume --out {out} --workers 2" if CLI_WORKERS != 2 else f"fedrp run --resume --out {out}"
+    assert messages == [f"fedrp: stopped; what is done is kept, go on with: {advice}"]
     assert gone(process)
     assert not (out / "model.safetensors").exists()
 
-    main(arguments(out, pictures, "--workers=1", "--resume"))
+    main(advice.split()[1:])  # as it is printed
     main(arguments(tmp_path / "undisturbed", pictures, "--workers=1"))
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "undisturbed" / "model.safetensors").read_bytes()
     assert [line["round"] for line in lines(out)] == list(range(1, ROUNDS + 1))

@@ -4,11 +4,14 @@ A checkpoint is a folder that appears by a rename, complete or not at all. Metri
 checkpoint; on resuming, lines beyond the checkpoint are dropped.
 """
 
+import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +26,8 @@ from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
 from fedrp.serverfolder import packed_server, unpacked_server
 
+CONFIG_FILE = "config.json"
+COMPARISON_FILE = "compare.json"
 _PREFIX = "round-"
 
 
@@ -47,20 +52,11 @@ class RunFolder:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
             _require_same(root, _read_json(known), json.loads(to_json(config)))
         else:
-            folder._begin(config)
+            _begin(root, CONFIG_FILE, to_json(config))
         if folder.checkpoint() is None:  # killed in the first round: it begins anew
             with writing(root):
                 folder._metrics_file.unlink(missing_ok=True)
         return folder
-
-    def _begin(self, config: RunConfig) -> None:
-        try:
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
-            _write_atomically(self._config_file, to_json(config))
-        except OSError as error:
-            if is_full(error):
-                raise unwritable(self.root, error, "start again") from None
-            raise ConfigError(f"cannot write to {self.root}: {error.strerror}") from None
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -79,7 +75,7 @@ class RunFolder:
             target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            partial.mkdir(parents=True)
             hosts.save(partial)
             (partial / "server.safetensors").write_bytes(packed_server(server))
             partial.rename(target)
@@ -118,7 +114,7 @@ class RunFolder:
 
     @property
     def _config_file(self) -> Path:
-        return self.root / "config.json"
+        return self.root / CONFIG_FILE
 
     @property
     def _metrics_file(self) -> Path:
@@ -129,13 +125,73 @@ class RunFolder:
         return self.root / "checkpoint"
 
 
-def _require_same(root: Path, known: dict[str, object], asked: dict[str, object]) -> None:
+def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and for the rest the settings of the run in `root`.
+
+    Raises:
+        ConfigError: there is no run, or it was started with other settings than were given.
+    """
+    if not (root / CONFIG_FILE).exists():
+        raise ConfigError(f"{root} holds no run to go on with: correct --out, or leave out --resume to start one")
+    known = _read_json(root / CONFIG_FILE)
+    if "dp_epsilon" in given:  # what is kept is the noise that follows from it: it is found again, then compared
+        known = {name: value for name, value in known.items() if name not in ("dp_epsilon", "noise_multiplier")}
+    _require_same(root, known, {name: value for name, value in given.items() if name in known})
+    return {**known, **given}
+
+
+# --- several runs, compared ----------------------------------------------------------------------------------------
+
+
+def begin_comparison(root: Path, algorithms: Sequence[str], shared: RunConfig, resume: bool) -> None:
+    """Keep what a comparison was asked for, so that it can be resumed without asking again.
+
+    Raises:
+        ConfigError: there is one already, or a run of one of its algorithms, and `resume` was not asked for.
+    """
+    kept = [root / COMPARISON_FILE, *(root / name / CONFIG_FILE for name in algorithms)]
+    if not resume and any(path.exists() for path in kept):
+        raise ConfigError(f"{root} already holds a comparison: add --resume to go on with it, or give another --out")
+    settings = {"algorithms": ",".join(algorithms), **dataclasses.asdict(shared)}
+    _begin(root, COMPARISON_FILE, json.dumps(settings, indent=2))
+
+
+def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and for the rest the settings of the comparison in `root`. Algorithms may be added to it.
+
+    Raises:
+        ConfigError: there is none, or it was started with other settings than were given.
+    """
+    if not (root / COMPARISON_FILE).exists():
+        if any(root.glob(f"*/{CONFIG_FILE}")):  # of an earlier version, which kept those of the runs only
+            return dict(given)
+        raise ConfigError(f"{root} holds no comparison to go on with: correct --out, or leave out --resume")
+    known = _read_json(root / COMPARISON_FILE)
+    _require_same(root, known, {name: given[name] for name in given if name in known and name != "algorithms"})
+    return {**known, **given}
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def _begin(root: Path, name: str, text: str) -> None:
+    """Make a folder with the file that says what it is."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _write_atomically(root / name, text)
+    except OSError as error:
+        if is_full(error):
+            raise unwritable(root, error, "start again") from None
+        raise ConfigError(f"cannot write to {root}: {error.strerror}") from None
+
+
+def _require_same(root: Path, known: Mapping[str, object], asked: Mapping[str, object]) -> None:
     for name, value in asked.items():
         if known.get(name) != value:
             raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
