@@ -27,6 +27,7 @@ from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
 from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
+from fedrp.runfolder import Fingerprint
 from fedrp.simulate import evaluate
 from fedrp.task import split_among_clients
 from helpers import (
@@ -267,13 +268,67 @@ def test_a_run_with_other_settings_is_not_resumed(change: dict[str, object], tas
         simulate(RunConfig(**{**vars(config), **change}), task, out=tmp_path / "run", resume=True)
 
 
+class WideNet(TinyNet):
+    """The same names, other shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(6, 9), nn.Linear(9, 3)
+
+
+class RenamedNet(TinyNet):
+    """The same shapes, another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = self.output
+        del self.output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def flipped(pair: tuple[torch.Tensor, torch.Tensor], part: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same but for one number."""
+    changed = [tensor.clone() for tensor in pair]
+    changed[part].view(-1)[5] += 1 if part == 0 else -1
+    return changed[0], changed[1]
+
+
+OTHER_TASKS: dict[str, tuple[Callable[[Task], Task], str]] = {
+    "an input": (lambda task: Task(TinyNet, flipped(task.train, 0), task.test), "other data"),
+    "a label": (lambda task: Task(TinyNet, flipped(task.train, 1), task.test), "other data"),
+    "a test input": (lambda task: Task(TinyNet, task.train, flipped(task.test, 0)), "other data"),
+    "fewer examples": (lambda task: Task(TinyNet, blobs(79, 1), task.test), "other data"),
+    "shapes": (lambda task: Task(WideNet, task.train, task.test), "another model"),
+    "names": (lambda task: Task(RenamedNet, task.train, task.test), "another model"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TASKS)
+def test_a_run_with_other_data_or_another_model_is_not_resumed(what: str, task: Task, tmp_path: Path) -> None:
+    change, told = OTHER_TASKS[what]
+    simulate(tiny_config("fedavg"), task, out=tmp_path)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with pytest.raises(ConfigError, match=f"{tmp_path} was started with {told}: "):
+        simulate(tiny_config("fedavg"), change(task), out=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+    (tmp_path / "task.json").unlink()  # a folder of an earlier version
+    assert outcome(simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True))
+
+
+def test_without_a_folder_no_example_is_hashed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fingerprint, "of", None)
+    assert simulate(tiny_config("fedavg"), task).accuracy > 0
+
+
 def test_a_folder_that_cannot_be_written_is_one_clear_error(task: Task, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot write to"):
         simulate(tiny_config("fedavg"), task, out=tmp_path / "file" / "run")
 
 
-DAMAGED = ["server.safetensors", "clients-0000.safetensors", "metrics.jsonl", "config.json"]
+DAMAGED = ["server.safetensors", "clients-0000.safetensors", "metrics.jsonl", "config.json", "task.json"]
 
 
 @pytest.mark.parametrize("keep", [0, 20, -20])

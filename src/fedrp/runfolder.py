@@ -5,13 +5,14 @@ checkpoint; on resuming, lines beyond the checkpoint are dropped.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,10 +26,29 @@ from fedrp.host import Hosts
 from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
 from fedrp.serverfolder import packed_server, unpacked_server
+from fedrp.training import Examples
 
 CONFIG_FILE = "config.json"
 COMPARISON_FILE = "compare.json"
+_TASK_FILE = "task.json"
 _PREFIX = "round-"
+
+
+class Fingerprint(NamedTuple):
+    """What a run was started with that its config only has a name for, as SHA-256 sums in hex."""
+
+    data: str  # of all clients, and the test set
+    model: str  # names and shapes of its parameters
+
+    @classmethod
+    def of(cls, clients: Iterable[Examples], test: Examples, layout: Layout) -> "Fingerprint":
+        """Read every example once."""
+        data = hashlib.sha256()
+        for tensor in (tensor for part in (*clients, test) for tensor in part):
+            data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            data.update(tensor.detach().cpu().contiguous().numpy())
+        names = json.dumps([(name, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)])
+        return cls(data.hexdigest(), hashlib.sha256(names.encode()).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -38,11 +58,12 @@ class RunFolder:
     root: Path
 
     @classmethod
-    def open(cls, root: Path, config: RunConfig, resume: bool) -> "RunFolder":
-        """Start a new run folder, or take up one with the same config.
+    def open(cls, root: Path, config: RunConfig, task: Fingerprint, resume: bool) -> "RunFolder":
+        """Start a new run folder, or take up one with the same config, data and model.
 
         Raises:
-            ConfigError: the folder holds a run and `resume` was not asked for, or that run had another config.
+            ConfigError: the folder holds a run and `resume` was not asked for, or that run had another config,
+                other data or another model.
             SiteError: the disk is full.
         """
         folder = cls(root)
@@ -51,12 +72,24 @@ class RunFolder:
             if not resume:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
             _require_same(root, _read_json(known), json.loads(to_json(config)))
-        else:
+            folder._require_task(task)
+        else:  # the config last: a folder that has one holds a run
+            _begin(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
             _begin(root, CONFIG_FILE, to_json(config))
         if folder.checkpoint() is None:  # killed in the first round: it begins anew
             with writing(root):
                 folder._metrics_file.unlink(missing_ok=True)
         return folder
+
+    def _require_task(self, task: Fingerprint) -> None:
+        path = self.root / _TASK_FILE
+        known = _read_json(path) if path.exists() else {}  # earlier versions did not keep it
+        if known.get("model", task.model) != task.model:
+            raise ConfigError(
+                f"{self.root} was started with another model: resume with that one, or give another --out"
+            )
+        if known.get("data", task.data) != task.data:
+            raise ConfigError(f"{self.root} was started with other data: resume with the same, or give another --out")
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint."""
