@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -342,11 +343,79 @@ def test_a_damaged_file_is_one_clear_error(name: str, keep: int, task: Task, tmp
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_missing_checkpoint_file_is_one_clear_error(task: Task, tmp_path: Path) -> None:
-    simulate(tiny_config("fedrp"), task, out=tmp_path)
-    next(tmp_path.rglob("clients-0000.safetensors")).unlink()
-    with pytest.raises(DataError, match="cannot be read"):
+COMPLETE = "start again with another --out; model.safetensors and result.json there are complete"
+
+
+@pytest.mark.parametrize("name", ["clients-0000.safetensors", "metrics.jsonl", "round-000003"])
+def test_what_a_finished_run_has_lost_is_one_clear_error(name: str, task: Task, tmp_path: Path) -> None:
+    simulate(tiny_config("fedrp"), task, out=tmp_path / "run")
+    next(tmp_path.rglob(name)).rename(tmp_path / "lost")
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with pytest.raises(DataError, match=rf"^[^\n]*{COMPLETE}$"):
+        simulate(tiny_config("fedrp"), task, out=tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def stop_after(last: int) -> Callable[[RoundRecord], None]:
+    def stop(record: RoundRecord) -> None:
+        if record.round == last:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+CHECKED = ["server.safetensors", "clients-0000.safetensors", "clients-0001.safetensors", "metrics.jsonl", "sums.json"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("name", CHECKED)
+def test_one_flipped_bit_is_noticed_and_nothing_overwritten(
+    name: str, finished: bool, task: Task, tmp_path: Path
+) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        simulate(tiny_config("fedrp"), task, out=tmp_path, on_round=None if finished else stop_after(2))
+    flip(next(tmp_path.rglob(name)), -30)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    advice = COMPLETE if finished else f"remove {tmp_path} and start again"
+    with pytest.raises(DataError, match=rf"round-00000[23] cannot be read \(.*\): {advice}$"):
         simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_damaged_checkpoint_gives_way_to_an_older_one(name: str, task: Task, tmp_path: Path) -> None:
+    """There are two if the run was killed before it removed the older."""
+    config, out = tiny_config("fedrp"), tmp_path / "run"
+
+    def keep(record: RoundRecord) -> None:
+        if record.round == 1:
+            shutil.copytree(out / "checkpoint", tmp_path / "kept")
+        stop_after(2)(record)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, out=out, on_round=keep)
+    shutil.copytree(tmp_path / "kept", out / "checkpoint", dirs_exist_ok=True)
+    flip(out / name if name == "metrics.jsonl" else out / "checkpoint" / "round-000002" / name, -30)
+    rounds: list[int] = []
+    resumed = simulate(config, task, out=out, resume=True, on_round=lambda record: rounds.append(record.round))
+    assert rounds == [2, 3]
+    assert outcome(resumed) == outcome(simulate(config, task))
+    assert [path.name for path in (out / "checkpoint").iterdir()] == ["round-000003"]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken_up(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedrp")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, out=tmp_path, on_round=stop_after(2))
+    next(tmp_path.rglob("sums.json")).unlink()
+    (tmp_path / "task.json").unlink()
+    assert outcome(simulate(config, task, out=tmp_path, resume=True)) == outcome(simulate(config, task))
 
 
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.secret])

@@ -1,7 +1,6 @@
 """Downloads of the classic data sets: resumable, atomic, checked against published SHA-256 sums."""
 
 import contextlib
-import hashlib
 import http.client
 import os
 import shutil
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from fedrp.data import DATASETS, find_entry, load_dataset
 from fedrp.errors import ConfigError, DataError
-from fedrp.files import is_full, unwritable
+from fedrp.files import is_full, sha256_of, unwritable
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30  # seconds without a byte
@@ -138,7 +137,7 @@ def _download(url: str, target: Path, remote: Remote, bar: Progress) -> None:
     task = bar.add_task(remote.name, total=remote.size)
     part = target.with_name(f"{target.name}.part")
     try:
-        if target.is_file() and _sha256(target) == remote.sha256:
+        if target.is_file() and sha256_of(target) == remote.sha256:
             bar.update(task, completed=remote.size)
             return
         got = _transfer(url, part, remote.size, lambda done: bar.update(task, completed=done))
@@ -151,7 +150,7 @@ def _download(url: str, target: Path, remote: Remote, bar: Progress) -> None:
         raise DataError(f"{url}: download failed ({error}); run the command again to go on from {part}") from None
     if got < remote.size:
         raise DataError(f"{url}: got {got} of {remote.size} bytes; run the command again to go on from {part}")
-    digest = _sha256(part)
+    digest = sha256_of(part)
     if digest != remote.sha256:
         part.unlink()
         raise DataError(f"{url}: {target.name} has SHA-256 {digest}, expected {remote.sha256}; removed what came")
@@ -196,8 +195,3 @@ def _unpack(archive: Path, folder: Path, names: tuple[str, ...]) -> None:
         for name in names:
             os.replace(Path(scratch, name), folder / name)
     archive.unlink()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import time
@@ -60,6 +61,12 @@ def unwritable(path: Path, error: Exception, then: str) -> SiteError:
     reason = str(error) if number is None else os.strerror(number)
     remedy = "free space" if is_full(error) else "put that right"
     return SiteError(f"cannot write to {path}: {reason}: {remedy} and {then}")
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 sum of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_full(error: Exception) -> bool:
