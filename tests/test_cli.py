@@ -399,7 +399,8 @@ def test_compare_uses_the_same_split_and_can_be_resumed(ask: Ask, small: list[ob
     again = json.loads(ask("compare", *small, "--algorithms=fedavg,fwc", "--out=both", "--json", "--resume").out)
     alone = json.loads(ask("run", *small, "--algorithm=fwc", "--out=alone", "--json").out)
     assert [run["algorithm"] for run in first["runs"]] == ["fedavg", "fwc"]
-    assert [run["accuracy"] for run in again["runs"]] == [run["accuracy"] for run in first["runs"]]
+    for name in ("accuracy", "seconds"):
+        assert [run[name] for run in again["runs"]] == [run[name] for run in first["runs"]]
     assert alone["accuracy"] == first["runs"][1]["accuracy"]
 
 

@@ -1,6 +1,7 @@
 """The simulator: the same result however it is computed, interrupted or resumed, and nothing but bytes on the way."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -174,6 +175,16 @@ def test_where_every_client_keeps_its_own_model_their_average_is_another(task: T
     assert evaluation.client_min < evaluation.client_max
 
 
+def test_a_run_whose_every_round_was_given_up_has_a_result(task: Task) -> None:
+    """As with copies that differ (`coordinator.close_round`): nobody's upload is used, yet bytes were sent."""
+    result = simulate(tiny_config("fedavg"), task)
+    lost = [record._replace(participants=0, dropped=record.participants) for record in result.records]
+    told = dataclasses.replace(result, records=tuple(lost)).as_json()
+    assert told["bytes_up"] == result.as_json()["bytes_up"] > 0
+    nobody = [record._replace(participants=0, dropped=0) for record in result.records]
+    assert dataclasses.replace(result, records=tuple(nobody)).as_json()["bytes_up"] > 0
+
+
 def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     once = simulate(tiny_config("fedrp-subspace"), task)
 
@@ -250,6 +261,37 @@ def test_a_finished_run_can_be_resumed_and_says_the_same(name: str, task: Task, 
     first = simulate(config, task, out=tmp_path / "run")
     again = simulate(config, task, out=tmp_path / "run", resume=True)
     assert outcome(again) == outcome(first)
+
+
+def seconds_kept(folder: Path) -> float:
+    return json.loads((folder / "result.json").read_text())["seconds"]
+
+
+def test_a_resumed_run_counts_the_time_of_all_its_sittings(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+
+    def slow(record: RoundRecord) -> None:
+        time.sleep(0.5)
+        stop_after(2)(record)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, out=tmp_path, on_round=slow)
+    first = json.loads(next(tmp_path.rglob("sums.json")).read_text())["seconds"]
+    assert first > 0.5  # the pause after round 1; that after round 2 came after its checkpoint
+    began = time.monotonic()
+    total = simulate(config, task, out=tmp_path, resume=True).seconds
+    assert first < total < first + time.monotonic() - began
+    assert seconds_kept(tmp_path) == total
+    for _ in range(2):  # doing nothing takes no time
+        assert simulate(config, task, out=tmp_path, resume=True).seconds == total
+    assert seconds_kept(tmp_path) == total
+
+
+def test_without_a_kept_time_that_of_the_rounds_is_taken(task: Task, tmp_path: Path) -> None:
+    first = simulate(tiny_config("fedavg"), task, out=tmp_path)
+    next(tmp_path.rglob("sums.json")).unlink()  # as earlier versions left it
+    again = simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True)
+    assert again.seconds == sum(record.seconds + record.evaluation_seconds for record in first.records) > 0
 
 
 def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ class Fingerprint(NamedTuple):
         return cls(data.hexdigest(), hashlib.sha256(names.encode()).hexdigest())
 
 
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    server: Coordinator
+    records: list[RoundRecord]
+    seconds: float  # that it took, in all sittings together
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Paths of a run folder, and what to do with them."""
@@ -106,8 +114,8 @@ class RunFolder:
         found = (path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
         return sorted(found, reverse=True)
 
-    def save(self, server: Coordinator, hosts: Hosts, record: RoundRecord) -> None:
-        """Write a round: its metrics, then its checkpoint; then remove older checkpoints.
+    def save(self, server: Coordinator, hosts: Hosts, record: RoundRecord, seconds: float) -> None:
+        """Write a round: its metrics, then its checkpoint; then remove older checkpoints. `seconds`: of all rounds.
 
         Raises:
             SiteError: the disk is full, or the folder not writable any more. The last checkpoint is still there.
@@ -123,14 +131,15 @@ class RunFolder:
             (partial / _SERVER_FILE).write_bytes(packed_server(server))
             sums[_SERVER_FILE] = sha256_of(partial / _SERVER_FILE)
             metrics = sha256_of(self._metrics_file)
-            (partial / _SUMS_FILE).write_text(json.dumps({"metrics": metrics, "files": sums}, indent=2))
+            told = {"seconds": seconds, "metrics": metrics, "files": sums}
+            (partial / _SUMS_FILE).write_text(json.dumps(told, indent=2))
             shutil.rmtree(target, ignore_errors=True)  # one that was damaged, and is made again
             partial.rename(target)
             for old in self._checkpoints.glob(f"{_PREFIX}*"):
                 if old != target:
                     shutil.rmtree(old)
 
-    def load(self, server: Coordinator, hosts: Hosts) -> tuple[Coordinator, list[RoundRecord]]:
+    def load(self, server: Coordinator, hosts: Hosts) -> Progress:
         """Server and clients as of the newest sound checkpoint, and the records up to it."""
         checkpoint = self._sound_checkpoint()
         try:
@@ -138,11 +147,12 @@ class RunFolder:
             hosts.load(checkpoint)
             lines = self._lines(server.round)
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
+            seconds = _seconds(checkpoint, records)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError) as error:
             raise self._unreadable(checkpoint, str(error)) from None
         with writing(self.root):
             _write_atomically(self._metrics_file, "".join(lines))
-        return server, records
+        return Progress(server, records, seconds)
 
     def _sound_checkpoint(self) -> Path:
         """The newest one whose sums are right. Those of earlier versions have none and are taken as they are."""
@@ -269,6 +279,14 @@ def _require_same(root: Path, known: Mapping[str, object], asked: Mapping[str, o
     for name, value in asked.items():
         if known.get(name) != value:
             raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
+
+
+def _seconds(checkpoint: Path, records: Sequence[RoundRecord]) -> float:
+    """What was kept; of a checkpoint of an earlier version, what its rounds say."""
+    path = checkpoint / _SUMS_FILE
+    if path.exists():
+        return float(json.loads(path.read_text())["seconds"])
+    return sum(record.seconds + record.evaluation_seconds for record in records)
 
 
 def _finished(root: Path) -> bool:

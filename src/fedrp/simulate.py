@@ -60,20 +60,23 @@ def simulate(
     folder = RunFolder.open(out, setup.config, _fingerprint(setup, layout), resume) if out else None
     records: list[RoundRecord] = []
     traffic = Traffic()
+    earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
     with _computing(setup, tap) as hosts:
         if folder and folder.checkpoint():
-            server, records = folder.load(server, hosts)
+            server, records, earlier = folder.load(server, hosts)
+            seconds = earlier
         else:
             server, traffic = _set_up(server, hosts)
         while server.round < setup.config.rounds:
             server, record = _round(server, hosts, traffic)
             traffic = Traffic()  # the set-up's is counted with the first round
             records.append(record)
+            seconds = earlier + time.monotonic() - began
             if folder:
-                folder.save(server, hosts, record)
+                folder.save(server, hosts, record, seconds)
             if on_round:
                 on_round(record)
-        result = _finish(server, hosts, setup, records, layout.size, time.monotonic() - began)
+        result = _finish(server, hosts, setup, records, layout.size, seconds)
     if folder:
         folder.finish(result, layout)
     return result
