@@ -50,7 +50,7 @@ class Fingerprint(NamedTuple):
         data = hashlib.sha256()
         for tensor in (tensor for part in (*clients, test) for tensor in part):
             data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            data.update(tensor.detach().cpu().contiguous().numpy())
+            data.update(tensor.detach().cpu().contiguous().numpy().data)
         names = json.dumps([(name, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)])
         return cls(data.hexdigest(), hashlib.sha256(names.encode()).hexdigest())
 
