@@ -30,7 +30,7 @@ from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
 from fedrp.runfolder import Fingerprint
-from fedrp.simulate import evaluate
+from fedrp.simulate import evaluate, resolved
 from fedrp.task import split_among_clients
 from helpers import (
     SHORT,
@@ -300,6 +300,15 @@ def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds a run: add --resume"):
         simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
     assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resolved_config_resolves_to_itself(name: str) -> None:
+    """What a run folder keeps is what a resumed run is started with."""
+    choices = [{}, {"noise_multiplier": None, "dp_epsilon": 8.0}] if ALGORITHMS[name].private else [{}]
+    for choice in choices:
+        once = resolved(tiny_config(name, **choice), 83)
+        assert resolved(once, 83) == once
 
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"rounds": 4}, {"lr": 0.01}, {"algorithm": "fwc"}])
