@@ -79,7 +79,7 @@ def perform(run: Run) -> None:
     commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
     out = ROOT / "runs" / "results" / run.path.stem
     command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
-    if out.exists():
+    if (out / "config.json").exists():  # else it was killed before it began
         command.append("--resume")
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:

@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,3 +40,15 @@ def trainer() -> Trainer:
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return picture_file(tmp_path_factory.mktemp("data") / "pictures.npz")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 kB."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True)
+    if made.returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)

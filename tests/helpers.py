@@ -1,10 +1,12 @@
 """Small problems, and a run that can be watched message by message. At the top level, so that workers can import it."""
 
+import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +174,17 @@ def command(*arguments: object) -> list[str]:
 def environment() -> dict[str, str]:
     """One thread per process: the tests share their machine."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """As on a full disk, for any user: no file of this process or its children grows beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal that comes with it
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 SHORT = tiny_config("fedrp", rounds=2)

@@ -1,7 +1,9 @@
 """The command line: what it prints where, and one line for every mistake."""
 
+import importlib
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.data import DATASETS
 from fedrp.projection import FAMILIES
-from helpers import command, environment
+from helpers import command, environment, files_up_to
 
 KEYS = re.findall(
     r"\w+",
@@ -27,7 +29,7 @@ OPTIONS = re.findall(
     """algorithm dataset model clients rounds local-epochs batch-size lr momentum rho dim projection partition
     participation seed workers device data-dir out resume json""",
 )
-CONFIG, DATA, DIVERGED = 2, 3, 6
+CONFIG, DATA, DIVERGED, FULL, INTERRUPTED = 2, 3, 6, 8, 130
 
 
 class Answer(NamedTuple):
@@ -259,6 +261,114 @@ def test_resume_goes_on_and_an_existing_folder_is_refused(ask: Ask, small: list[
     assert ask("run", *small, "--out=run", "--resume").code == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--algorithm=fedrp-subspace", "--seed=5", "--lr=0.02"],
+        ["--algorithm=fedavg-dp", "--dp-epsilon=8", "--local-epochs=2"],
+        ["--algorithm=fedrp", "--clients=1", "--ball=0.5"],
+    ],
+    ids=lambda options: options[0],
+)
+def test_what_is_not_given_again_is_taken_from_the_folder(options: list[str], ask: Ask, small: list[object]) -> None:
+    first = json.loads(ask("run", *small, *options, "--out=run", "--json").out)
+    model = Path("run/model.safetensors").read_bytes()
+    config = Path("run/config.json").read_bytes()
+    for given in ([], options, options[-1:]):  # nothing, all of it, some of it
+        answer = ask("run", "--out=run", "--resume", "--workers=1", "--json", *given)
+        assert answer.code == 0, answer.err
+        again = json.loads(answer.out)
+        assert [again[name] for name in ("accuracy", "seed", "lr")] == [
+            first[name] for name in ("accuracy", "seed", "lr")
+        ]
+    Path("some.toml").write_text('out = "run"\nresume = true\nrounds = 2\n')
+    assert ask("run", "some.toml", "--workers=1").code == 0
+    assert (Path("run/model.safetensors").read_bytes(), Path("run/config.json").read_bytes()) == (model, config)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("--rounds=3", "run was started with rounds=2, not 3: resume with the same"),
+        ("--algorithm=fwc", "run was started with algorithm=fedavg-dp, not fwc"),
+        ("--dp-epsilon=9", "run was started with noise_multiplier="),
+        ("--dataset=mnist", "run was started with dataset=npz:"),
+    ],
+)
+def test_what_is_given_again_must_be_the_same(given: str, told: str, ask: Ask, small: list[object]) -> None:
+    assert ask("run", *small, "--algorithm=fedavg-dp", "--dp-epsilon=8", "--out=run").code == 0
+    Path("some.toml").write_text(given.removeprefix("--").replace("=", ' = "') + '"\n')
+    answers = [ask("run", "--out=run", "--resume", "--workers=1", given)]
+    if given.split("=")[0] in ("--algorithm", "--dataset"):
+        answers.append(ask("run", "some.toml", "--out=run", "--resume", "--workers=1"))
+    for answer in answers:
+        assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
+        assert told in answer.err
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_a_folder_without_a_run_is_not_resumed(name: str, ask: Ask, small: list[object]) -> None:
+    Path("empty").mkdir()
+    for folder in ("typo", "empty"):
+        answer = ask(name, *small, "--resume", f"--out={folder}")
+        assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
+        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct --out", answer.err)
+    assert not Path("typo").exists()
+    answer = ask(name, *small, "--resume")
+    assert (answer.code, answer.err) == (CONFIG, "fedrp: --resume needs --out, the folder of the run to go on with\n")
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_the_advice_of_ctrl_c_is_a_command_that_works(
+    name: str, ask: Ask, small: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ["--algorithms=fwc,fedavg", "--out=my run"] if name == "compare" else ["--algorithm=fwc", "--out=my run"]
+    options = [*small, *chosen, "--threads=2", "--data-dir=somewhere", "--seed=4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.import_module("fedrp.simulate"), "_round", interrupt)
+        answer = ask(name, *options)
+    line = answer.err.removeprefix("fedrp: stopped; what is done is kept, go on with: ").strip()
+    assert (answer.code, answer.err.count("\n")) == (INTERRUPTED, 1)
+    assert "--threads 2" in line
+    assert "--data-dir somewhere" in line
+    again = ask(*shlex.split(line)[1:], "--json")
+    alone = ask(name, *options, "--out=alone", "--json")
+    assert again.code == 0, again.err
+    assert histories(again) == histories(alone)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def histories(answer: Answer) -> list[object]:
+    told = json.loads(answer.out)
+    runs = told.get("runs", [told])
+    return [[run["algorithm"], run["seed"], [line["loss"] for line in run["history"]]] for run in runs]
+
+
+def test_ctrl_c_before_anything_is_written_promises_nothing(
+    ask: Ask, small: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "_setup", interrupt)
+    assert ask("run", *small, "--out=run") == (INTERRUPTED, "", "fedrp: stopped before anything was done\n")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_with_its_own_exit_code(workers: int, small: list[object], tmp_path: Path) -> None:
+    options = [*small, f"--workers={workers}", f"--out={tmp_path / 'run'}"]
+    with files_up_to(400_000):  # less than the states of two clients, more than any of their data
+        done = subprocess.run(command("run", *options), capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout) == (FULL, "")
+    assert re.fullmatch(
+        r"fedrp: cannot write to \S+: File too large: free space and go on with --resume\n", done.stderr
+    )
+    main([str(option) for option in ["run", *options, "--resume"]])
+    main([str(option) for option in ["run", *options, f"--out={tmp_path / 'undisturbed'}"]])
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "undisturbed")]
+    assert models[0] == models[1]
+
+
 # --- compare and the lists -----------------------------------------------------------------------------------------
 
 
@@ -272,13 +382,49 @@ def test_compare_writes_a_table_and_a_plot(ask: Ask, small: list[object]) -> Non
         assert (Path("both") / name / "result.json").is_file()
 
 
+def test_a_plot_that_does_not_fit_on_the_disk_is_one_line(ask: Ask, small: list[object]) -> None:
+    options = [*small, "--algorithms=fwc", "--out=both"]
+    assert ask("compare", *options).code == 0
+    Path("both/accuracy.png").unlink()
+    Path("both/accuracy.png").symlink_to("/dev/full")
+    answer = ask("compare", *options, "--resume")
+    assert answer.code == FULL
+    assert answer.err.endswith(
+        "cannot write to both/accuracy.png: No space left on device: free space and go on with --resume\n"
+    )
+
+
 def test_compare_uses_the_same_split_and_can_be_resumed(ask: Ask, small: list[object]) -> None:
     first = json.loads(ask("compare", *small, "--algorithms=fedavg,fwc", "--out=both", "--json").out)
     again = json.loads(ask("compare", *small, "--algorithms=fedavg,fwc", "--out=both", "--json", "--resume").out)
     alone = json.loads(ask("run", *small, "--algorithm=fwc", "--out=alone", "--json").out)
     assert [run["algorithm"] for run in first["runs"]] == ["fedavg", "fwc"]
-    assert [run["accuracy"] for run in again["runs"]] == [run["accuracy"] for run in first["runs"]]
+    for name in ("accuracy", "seconds"):
+        assert [run[name] for run in again["runs"]] == [run[name] for run in first["runs"]]
     assert alone["accuracy"] == first["runs"][1]["accuracy"]
+
+
+def test_a_comparison_remembers_what_it_was_asked_for(ask: Ask, small: list[object]) -> None:
+    first = ask("compare", *small, "--algorithms=fwc,fedavg", "--seed=3", "--out=both", "--json")
+    again = ask("compare", "--resume", "--out=both", "--workers=1", "--json")
+    assert histories(again) == histories(first)
+    more = ask("compare", "--resume", "--out=both", "--workers=1", "--algorithms=fwc,fedavg,fedadmm", "--json")
+    assert histories(more)[:2] == histories(first)
+    other = ask("compare", "--resume", "--out=both", "--workers=1", "--seed=4")
+    assert (other.code, other.err.count("\n")) == (CONFIG, 1)
+    assert "both was started with seed=3, not 4" in other.err
+    kept = Path("both/compare.json").read_bytes()
+    anew = ask("compare", *small, "--algorithms=fedavg", "--out=both")
+    assert (anew.code, anew.err.count("\n")) == (CONFIG, 1)
+    assert "both already holds a comparison: add --resume" in anew.err
+    assert Path("both/compare.json").read_bytes() == kept
+
+
+def test_a_comparison_of_an_earlier_version_is_resumed_with_all_options(ask: Ask, small: list[object]) -> None:
+    options = [*small, "--algorithms=fwc", "--out=both"]
+    assert ask("compare", *options).code == 0
+    Path("both/compare.json").unlink()
+    assert ask("compare", *options, "--resume").code == 0
 
 
 @pytest.mark.parametrize("names", ["", "fedavg,fedavg", "fedavg,nope"])

@@ -14,8 +14,9 @@ import pytest
 
 from fedrp import data, fetch
 from fedrp.data import DATASETS, load_dataset
-from fedrp.errors import ConfigError, DataError
+from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.fetch import SOURCES, Remote, Source, available, fetch_dataset
+from helpers import files_up_to
 
 CIFAR_FILES = DATASETS["cifar10"].files
 
@@ -225,6 +226,25 @@ def test_no_server_at_all_names_the_address(mnist, tmp_path: Path) -> None:
         fetch_dataset("mnist", tmp_path, progress=False)
     with pytest.raises(DataError, match=r"nonsense/train-images.*unknown url type"):
         fetch_dataset("mnist", tmp_path, "nonsense", progress=False)
+
+
+def test_a_full_disk_is_one_line_and_the_download_goes_on_when_there_is_room(
+    server: Server, mnist, tmp_path: Path
+) -> None:
+    with (
+        files_up_to(1000),
+        pytest.raises(SiteError, match=r"mnist: File too large: free space and run the command again"),
+    ):
+        fetch_dataset("mnist", tmp_path, server.url, progress=False)
+    assert {p.name: p.read_bytes() for p in fetch_dataset("mnist", tmp_path, server.url, progress=False)} == mnist
+
+
+def test_an_archive_that_does_not_fit_unpacked_is_one_line(server: Server, monkeypatch, tmp_path: Path) -> None:
+    packed = archive(cifar_members())
+    serve_cifar(server, monkeypatch, packed)
+    with files_up_to(len(packed)), pytest.raises(SiteError, match="File too large: free space"):
+        fetch_dataset("cifar10", tmp_path / "data", server.url, progress=False)
+    assert fetch_dataset("cifar10", tmp_path / "data", server.url, progress=False)
 
 
 def test_a_folder_that_cannot_be_made_is_named(server: Server, mnist, tmp_path: Path) -> None:

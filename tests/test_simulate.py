@@ -1,8 +1,12 @@
 """The simulator: the same result however it is computed, interrupted or resumed, and nothing but bytes on the way."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +24,14 @@ from torch import nn
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
-from fedrp.errors import ConfigError, DataError, FedRPError
+from fedrp.cli.common import CLI_WORKERS
+from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
 from fedrp.host import ClientHost, Hosts, SimulatedEntropy
 from fedrp.models import layout_of
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
-from fedrp.simulate import evaluate
+from fedrp.runfolder import Fingerprint
+from fedrp.simulate import evaluate, resolved
 from fedrp.task import split_among_clients
 from helpers import (
     SHORT,
@@ -34,6 +40,7 @@ from helpers import (
     blobs,
     command,
     environment,
+    files_up_to,
     round_keys,
     run_and_die,
     tiny_config,
@@ -170,6 +177,16 @@ def test_where_every_client_keeps_its_own_model_their_average_is_another(task: T
     assert evaluation.client_min < evaluation.client_max
 
 
+def test_a_run_whose_every_round_was_given_up_has_a_result(task: Task) -> None:
+    """As with copies that differ (`coordinator.close_round`): nobody's upload is used, yet bytes were sent."""
+    result = simulate(tiny_config("fedavg"), task)
+    lost = [record._replace(participants=0, dropped=record.participants) for record in result.records]
+    told = dataclasses.replace(result, records=tuple(lost)).as_json()
+    assert told["bytes_up"] == result.as_json()["bytes_up"] > 0
+    nobody = [record._replace(participants=0, dropped=0) for record in result.records]
+    assert dataclasses.replace(result, records=tuple(nobody)).as_json()["bytes_up"] > 0
+
+
 def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     once = simulate(tiny_config("fedrp-subspace"), task)
 
@@ -278,12 +295,52 @@ def test_a_finished_run_can_be_resumed_and_says_the_same(name: str, task: Task, 
     assert outcome(again) == outcome(first)
 
 
+def seconds_kept(folder: Path) -> float:
+    return json.loads((folder / "result.json").read_text())["seconds"]
+
+
+def test_a_resumed_run_counts_the_time_of_all_its_sittings(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+
+    def slow(record: RoundRecord) -> None:
+        time.sleep(0.5)
+        stop_after(2)(record)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, out=tmp_path, on_round=slow)
+    first = json.loads(next(tmp_path.rglob("sums.json")).read_text())["seconds"]
+    assert first > 0.5  # the pause after round 1; that after round 2 came after its checkpoint
+    began = time.monotonic()
+    total = simulate(config, task, out=tmp_path, resume=True).seconds
+    assert first < total < first + time.monotonic() - began
+    assert seconds_kept(tmp_path) == total
+    for _ in range(2):  # doing nothing takes no time
+        assert simulate(config, task, out=tmp_path, resume=True).seconds == total
+    assert seconds_kept(tmp_path) == total
+
+
+def test_without_a_kept_time_that_of_the_rounds_is_taken(task: Task, tmp_path: Path) -> None:
+    first = simulate(tiny_config("fedavg"), task, out=tmp_path)
+    next(tmp_path.rglob("sums.json")).unlink()  # as earlier versions left it
+    again = simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True)
+    assert again.seconds == sum(record.seconds + record.evaluation_seconds for record in first.records) > 0
+
+
 def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:
     simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
     before = {path: path.read_bytes() for path in files(tmp_path)}
     with pytest.raises(ConfigError, match="already holds a run: add --resume"):
         simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
     assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resolved_config_resolves_to_itself(name: str) -> None:
+    """What a run folder keeps is what a resumed run is started with."""
+    choices = [{}, {"noise_multiplier": None, "dp_epsilon": 8.0}] if ALGORITHMS[name].private else [{}]
+    for choice in choices:
+        once = resolved(tiny_config(name, **choice), 83)
+        assert resolved(once, 83) == once
 
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"rounds": 4}, {"lr": 0.01}, {"algorithm": "fwc"}])
@@ -295,13 +352,67 @@ def test_a_run_with_other_settings_is_not_resumed(change: dict[str, object], tas
         simulate(RunConfig(**{**vars(config), **change}), task, out=tmp_path / "run", resume=True)
 
 
+class WideNet(TinyNet):
+    """The same names, other shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(6, 9), nn.Linear(9, 3)
+
+
+class RenamedNet(TinyNet):
+    """The same shapes, another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = self.output
+        del self.output
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def flipped(pair: tuple[torch.Tensor, torch.Tensor], part: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same but for one number."""
+    changed = [tensor.clone() for tensor in pair]
+    changed[part].view(-1)[5] += 1 if part == 0 else -1
+    return changed[0], changed[1]
+
+
+OTHER_TASKS: dict[str, tuple[Callable[[Task], Task], str]] = {
+    "an input": (lambda task: Task(TinyNet, flipped(task.train, 0), task.test), "other data"),
+    "a label": (lambda task: Task(TinyNet, flipped(task.train, 1), task.test), "other data"),
+    "a test input": (lambda task: Task(TinyNet, task.train, flipped(task.test, 0)), "other data"),
+    "fewer examples": (lambda task: Task(TinyNet, blobs(79, 1), task.test), "other data"),
+    "shapes": (lambda task: Task(WideNet, task.train, task.test), "another model"),
+    "names": (lambda task: Task(RenamedNet, task.train, task.test), "another model"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TASKS)
+def test_a_run_with_other_data_or_another_model_is_not_resumed(what: str, task: Task, tmp_path: Path) -> None:
+    change, told = OTHER_TASKS[what]
+    simulate(tiny_config("fedavg"), task, out=tmp_path)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with pytest.raises(ConfigError, match=f"{tmp_path} was started with {told}: "):
+        simulate(tiny_config("fedavg"), change(task), out=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+    (tmp_path / "task.json").unlink()  # a folder of an earlier version
+    assert outcome(simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True))
+
+
+def test_without_a_folder_no_example_is_hashed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fingerprint, "of", None)
+    assert simulate(tiny_config("fedavg"), task).accuracy > 0
+
+
 def test_a_folder_that_cannot_be_written_is_one_clear_error(task: Task, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot write to"):
         simulate(tiny_config("fedavg"), task, out=tmp_path / "file" / "run")
 
 
-DAMAGED = ["server.safetensors", "clients-0000.safetensors", "metrics.jsonl", "config.json"]
+DAMAGED = ["server.safetensors", "clients-0000.safetensors", "metrics.jsonl", "config.json", "task.json"]
 
 
 @pytest.mark.parametrize("keep", [0, 20, -20])
@@ -315,11 +426,79 @@ def test_a_damaged_file_is_one_clear_error(name: str, keep: int, task: Task, tmp
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_missing_checkpoint_file_is_one_clear_error(task: Task, tmp_path: Path) -> None:
-    simulate(tiny_config("fedrp"), task, out=tmp_path)
-    next(tmp_path.rglob("clients-0000.safetensors")).unlink()
-    with pytest.raises(DataError, match="cannot be read"):
+COMPLETE = "start again with another --out; model.safetensors and result.json there are complete"
+
+
+@pytest.mark.parametrize("name", ["clients-0000.safetensors", "metrics.jsonl", "round-000003"])
+def test_what_a_finished_run_has_lost_is_one_clear_error(name: str, task: Task, tmp_path: Path) -> None:
+    simulate(tiny_config("fedrp"), task, out=tmp_path / "run")
+    next(tmp_path.rglob(name)).rename(tmp_path / "lost")
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with pytest.raises(DataError, match=rf"^[^\n]*{COMPLETE}$"):
+        simulate(tiny_config("fedrp"), task, out=tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def stop_after(last: int) -> Callable[[RoundRecord], None]:
+    def stop(record: RoundRecord) -> None:
+        if record.round == last:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+CHECKED = ["server.safetensors", "clients-0000.safetensors", "clients-0001.safetensors", "metrics.jsonl", "sums.json"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("name", CHECKED)
+def test_one_flipped_bit_is_noticed_and_nothing_overwritten(
+    name: str, finished: bool, task: Task, tmp_path: Path
+) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        simulate(tiny_config("fedrp"), task, out=tmp_path, on_round=None if finished else stop_after(2))
+    flip(next(tmp_path.rglob(name)), -30)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    advice = COMPLETE if finished else f"remove {tmp_path} and start again"
+    with pytest.raises(DataError, match=rf"round-00000[23] cannot be read \(.*\): {advice}$"):
         simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path)} == before
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_damaged_checkpoint_gives_way_to_an_older_one(name: str, task: Task, tmp_path: Path) -> None:
+    """There are two if the run was killed before it removed the older."""
+    config, out = tiny_config("fedrp"), tmp_path / "run"
+
+    def keep(record: RoundRecord) -> None:
+        if record.round == 1:
+            shutil.copytree(out / "checkpoint", tmp_path / "kept")
+        stop_after(2)(record)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, out=out, on_round=keep)
+    shutil.copytree(tmp_path / "kept", out / "checkpoint", dirs_exist_ok=True)
+    flip(out / name if name == "metrics.jsonl" else out / "checkpoint" / "round-000002" / name, -30)
+    rounds: list[int] = []
+    resumed = simulate(config, task, out=out, resume=True, on_round=lambda record: rounds.append(record.round))
+    assert rounds == [2, 3]
+    assert outcome(resumed) == outcome(simulate(config, task))
+    assert [path.name for path in (out / "checkpoint").iterdir()] == ["round-000003"]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken_up(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedrp")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, out=tmp_path, on_round=stop_after(2))
+    next(tmp_path.rglob("sums.json")).unlink()
+    (tmp_path / "task.json").unlink()
+    assert outcome(simulate(config, task, out=tmp_path, resume=True)) == outcome(simulate(config, task))
 
 
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.secret])
@@ -341,6 +520,54 @@ def test_no_secret_is_written_to_the_run_folder(name: str, task: Task, tmp_path:
         raw = key.reveal()
         for shape in (raw, raw.hex().encode(), raw.hex().upper().encode(), repr(raw).encode()):
             assert not any(shape in data for data in written.values())
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [0, 2000])
+def test_a_full_disk_is_one_line_and_costs_at_most_a_round(room: int, task: Task, tmp_path: Path) -> None:
+    """The limits are hit by the metrics, and by the states of clients."""
+    config = tiny_config("fedrp", clients=6)
+    undisturbed = simulate(config, task)
+
+    with contextlib.ExitStack() as disk:
+
+        def fill(record: RoundRecord) -> None:
+            if record.round == 2:
+                disk.enter_context(files_up_to(room))
+
+        with pytest.raises(SiteError) as caught:
+            simulate(config, task, out=tmp_path / "run", on_round=fill)
+    told = rf"cannot write to {tmp_path / 'run'}\S*: File too large: free space and go on with --resume"
+    assert re.fullmatch(told, str(caught.value))
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    resumed = simulate(config, task, out=tmp_path / "run", resume=True)
+    assert outcome(resumed) == outcome(undisturbed)
+    assert len(lines(tmp_path / "run")) == 3
+
+
+def test_on_a_small_disk_a_run_stops_and_goes_on_when_there_is_room(small_disk: Path, task: Task) -> None:
+    config = tiny_config("fedrp", clients=40, rounds=4)
+    with pytest.raises(SiteError, match="No space left on device: free space and go on with --resume"):
+        simulate(config, task, out=small_disk / "run")
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    assert outcome(simulate(config, task, out=small_disk / "run", resume=True)) == outcome(simulate(config, task))
+
+
+def test_on_a_full_disk_no_run_is_started(task: Task, tmp_path: Path) -> None:
+    with files_up_to(10), pytest.raises(SiteError, match="File too large: free space and start again"):
+        simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
+    assert simulate(tiny_config("fedavg"), task, out=tmp_path / "run").accuracy > 0
+
+
+def test_a_full_disk_leaves_a_finished_run_as_it_was(task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+    simulate(config, task, out=tmp_path)
+    before = {path: path.read_bytes() for path in files(tmp_path)}
+    with files_up_to(100), pytest.raises(SiteError, match="go on with --resume"):
+        simulate(config, task, out=tmp_path, resume=True)
+    assert {path: path.read_bytes() for path in files(tmp_path) if path.suffix != ".partial"} == before
 
 
 # --- killed and resumed ----------------------------------------------------------------------------------------------
@@ -467,11 +694,12 @@ def test_killed_and_interrupted_the_command_line_resumes_to_the_same_bytes(
     printed, told = process.communicate(timeout=60)
     messages = [line for line in told.splitlines() if f"/{ROUNDS}: " not in line]
     assert (process.returncode, printed) == (130, "")
-    assert messages == [f"fedrp: stopped; what is done is kept, go on with --resume --out {out}"]
+    advice = f"fedrp run --resume --out {out} --workers 2" if CLI_WORKERS != 2 else f"fedrp run --resume --out {out}"
+    assert messages == [f"fedrp: stopped; what is done is kept, go on with: {advice}"]
     assert gone(process)
     assert not (out / "model.safetensors").exists()
 
-    main(arguments(out, pictures, "--workers=1", "--resume"))
+    main(advice.split()[1:])  # as it is printed
     main(arguments(tmp_path / "undisturbed", pictures, "--workers=1"))
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "undisturbed" / "model.safetensors").read_bytes()
     assert [line["round"] for line in lines(out)] == list(range(1, ROUNDS + 1))

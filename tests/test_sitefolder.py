@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -114,18 +114,6 @@ def test_a_file_of_something_else_is_refused(folder: SiteFolder) -> None:
 
 
 # --- a disk that is full, a process that is killed -------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 kB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True)
-    if made.returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
 
 
 def test_a_full_disk_leaves_the_old_state(small_disk: Path, federation: Federation) -> None:

@@ -48,6 +48,6 @@ class PrivacyError(FedRPError):
 
 
 class SiteError(FedRPError):
-    """A party's own folder cannot be read or written: a full disk, a damaged or foreign file, another process."""
+    """A folder cannot be written (a full disk), or a party's own not be read: damaged, foreign, another process."""
 
     exit_code = 8

@@ -1,7 +1,6 @@
 """Downloads of the classic data sets: resumable, atomic, checked against published SHA-256 sums."""
 
 import contextlib
-import hashlib
 import http.client
 import os
 import shutil
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from fedrp.data import DATASETS, find_entry, load_dataset
 from fedrp.errors import ConfigError, DataError
+from fedrp.files import is_full, sha256_of, unwritable
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30  # seconds without a byte
@@ -101,7 +101,8 @@ def fetch_dataset(
     - Files with the right sum are not downloaded again, nor is a set that came as an archive and loads.
     - Of an archive only the expected files are taken, whatever else it may hold.
 
-    Raises `ConfigError` for a name that cannot be fetched, `DataError` for everything that goes wrong on the way.
+    Raises `ConfigError` for a name that cannot be fetched, `SiteError` for a full disk, `DataError` for everything else
+    that goes wrong on the way.
     """
     entry = find_entry(name)
     folder = entry.located(data_dir)
@@ -126,7 +127,9 @@ def fetch_dataset(
         if archived:
             _unpack(files[0], folder, entry.files)
     except OSError as error:
-        raise DataError(f"{folder}: {error}; make room there or give another folder with --data-dir") from None
+        if is_full(error):
+            raise unwritable(folder, error, "run the command again, or give another folder with --data-dir") from None
+        raise DataError(f"{folder}: {error}; give another folder with --data-dir") from None
     return unpacked if archived else files
 
 
@@ -134,7 +137,7 @@ def _download(url: str, target: Path, remote: Remote, bar: Progress) -> None:
     task = bar.add_task(remote.name, total=remote.size)
     part = target.with_name(f"{target.name}.part")
     try:
-        if target.is_file() and _sha256(target) == remote.sha256:
+        if target.is_file() and sha256_of(target) == remote.sha256:
             bar.update(task, completed=remote.size)
             return
         got = _transfer(url, part, remote.size, lambda done: bar.update(task, completed=done))
@@ -142,10 +145,12 @@ def _download(url: str, target: Path, remote: Remote, bar: Progress) -> None:
         error.close()
         raise DataError(f"{url}: the server answers {error.code} {error.reason}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
+        if is_full(error):
+            raise
         raise DataError(f"{url}: download failed ({error}); run the command again to go on from {part}") from None
     if got < remote.size:
         raise DataError(f"{url}: got {got} of {remote.size} bytes; run the command again to go on from {part}")
-    digest = _sha256(part)
+    digest = sha256_of(part)
     if digest != remote.sha256:
         part.unlink()
         raise DataError(f"{url}: {target.name} has SHA-256 {digest}, expected {remote.sha256}; removed what came")
@@ -181,6 +186,8 @@ def _unpack(archive: Path, folder: Path, names: tuple[str, ...]) -> None:
                         with Path(scratch, name).open("wb") as file:
                             shutil.copyfileobj(data, file)
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+            if is_full(error):
+                raise
             raise DataError(f"{archive}: cannot be unpacked ({error})") from None
         for name in names:
             if not Path(scratch, name).is_file():
@@ -188,8 +195,3 @@ def _unpack(archive: Path, folder: Path, names: tuple[str, ...]) -> None:
         for name in names:
             os.replace(Path(scratch, name), folder / name)
     archive.unlink()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,15 +1,21 @@
 """Files that a crash, a full disk or a second process cannot spoil."""
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from fedrp.errors import SiteError
 
 PRIVATE = 0o600
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -34,6 +40,45 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise SiteError(f"cannot write {path}: {error.strerror}; what was there is unchanged") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what a full disk raises inside into one line that names `path` and says how to go on.
+
+    Raises:
+        SiteError: what is inside could not write.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise unwritable(path, error, "go on with --resume") from None
+
+
+def unwritable(path: Path, error: Exception, then: str) -> SiteError:
+    """The one line about a write that failed: where, why, and what to do."""
+    number = _error_number(error)
+    reason = str(error) if number is None else os.strerror(number)
+    remedy = "free space" if is_full(error) else "put that right"
+    return SiteError(f"cannot write to {path}: {reason}: {remedy} and {then}")
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 sum of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_full(error: Exception) -> bool:
+    """Whether it says that there is no room left, on the disk or within a limit."""
+    return _error_number(error) in _FULL
+
+
+def _error_number(error: Exception) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))  # safetensors keeps it in its text only
+    return int(found[1]) if found else None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -32,6 +32,7 @@ from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.evaluate import Correct, Score, score
+from fedrp.files import sha256_of, writing
 from fedrp.models import ModelFactory, State, Vector
 from fedrp.rng import RunSeed
 from fedrp.roster import Member, Roster
@@ -166,8 +167,13 @@ class ClientHost:
     def _final(self, client: int, packet: bytes) -> ClientState:
         return finished(self._bench, self._silos[client], self._sites[client], packet)
 
-    def save(self, folder: Path) -> None:
-        """Write the states of all clients. Equal arrays that are shared are written once. No opened key is in it."""
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write the states of all clients. Equal arrays that are shared are written once. No opened key is in it.
+
+        Returns:
+            The SHA-256 sums of the files, by name.
+        """
+        sums = {}
         for group, members in self._setup.groups.items():
             arrays: dict[str, Vector] = {}
             names: dict[int, str] = {}
@@ -180,7 +186,11 @@ class ClientHost:
                     arrays[name] = np.ascontiguousarray(array)
                     fields.append(name)
                 records.append({**silo.record(), "state": fields})
-            save_file(arrays, _group_file(folder, group), {"silos": json.dumps(records)})
+            path = _group_file(folder, group)
+            with writing(path):  # here and not at the caller, who may be in another process
+                save_file(arrays, path, {"silos": json.dumps(records)})
+                sums[path.name] = sha256_of(path)
+        return sums
 
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""
@@ -340,9 +350,9 @@ class Hosts:
         """Clients' final models."""
         return {c: m for part in self._each("final_models", packets) for c, m in part.items()}
 
-    def save(self, folder: Path) -> None:
-        """Write all clients' states into a folder."""
-        self._all("save", folder)
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write all clients' states into a folder; returns the SHA-256 sums of the files, by name."""
+        return {name: digest for part in self._all("save", folder) for name, digest in part.items()}
 
     def load(self, folder: Path) -> None:
         """Read all clients' states from a folder."""

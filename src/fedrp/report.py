@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedrp.errors import ConfigError
+from fedrp.files import writing
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE
 
 
@@ -76,8 +77,9 @@ def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_ylabel("test accuracy %")
     axes.grid(alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
 
 
 def _name(result: dict[str, Any]) -> str:

@@ -122,7 +122,8 @@ class RunResult:
     def as_json(self) -> dict[str, Any]:
         """The result as one JSON object; bytes are per client and round."""
         config, last = self.config, self.records[-1].evaluation
-        pairs = sum(record.participants for record in self.records)
+        used = sum(record.participants for record in self.records)
+        pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
         traffic = self.last_traffic
         for record in self.records:
             traffic = traffic.plus(record.traffic)

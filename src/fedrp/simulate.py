@@ -21,12 +21,12 @@ from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ConfigError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
-from fedrp.models import MODELS, built, layout_of
+from fedrp.models import MODELS, Layout, built, layout_of
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
-from fedrp.runfolder import RunFolder
+from fedrp.runfolder import Fingerprint, RunFolder
 from fedrp.secure_sum import MIN_SUMMED
 from fedrp.task import Task, examples, split_among_clients
 
@@ -57,23 +57,26 @@ def simulate(
     setup = _setup(config, task, speed, layout.size)
     upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
-    folder = RunFolder.open(out, setup.config, resume) if out else None
+    folder = RunFolder.open(out, setup.config, _fingerprint(setup, layout), resume) if out else None
     records: list[RoundRecord] = []
     traffic = Traffic()
+    earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
     with _computing(setup, tap) as hosts:
         if folder and folder.checkpoint():
-            server, records = folder.load(server, hosts)
+            server, records, earlier = folder.load(server, hosts)
+            seconds = earlier
         else:
             server, traffic = _set_up(server, hosts)
         while server.round < setup.config.rounds:
             server, record = _round(server, hosts, traffic)
             traffic = Traffic()  # the set-up's is counted with the first round
             records.append(record)
+            seconds = earlier + time.monotonic() - began
             if folder:
-                folder.save(server, hosts, record)
+                folder.save(server, hosts, record, seconds)
             if on_round:
                 on_round(record)
-        result = _finish(server, hosts, setup, records, layout.size, time.monotonic() - began)
+        result = _finish(server, hosts, setup, records, layout.size, seconds)
     if folder:
         folder.finish(result)
     return result
@@ -125,6 +128,10 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     groups = grouped(config.clients, parameters)
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
+
+
+def _fingerprint(setup: HostSetup, layout: Layout) -> Fingerprint:
+    return Fingerprint.of(setup.data.values(), setup.test, layout)
 
 
 @contextmanager

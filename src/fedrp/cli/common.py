@@ -18,6 +18,7 @@ from fedrp._version import __version__
 from fedrp.config import RunConfig, Speed, from_settings, read_toml
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
+Settings = dict[str, Any]  # by name, of any of the records below
 CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
 
 
@@ -67,13 +68,21 @@ class Command:
         return Path(self.out) if self.out else _new_folder(name)
 
 
-def read_settings(config: Path | None, given: dict[str, Any]) -> tuple[RunConfig, Speed, Command]:
-    """What the config file and the options together ask for; options win."""
+def read_settings(config: Path | None, given: Settings) -> tuple[RunConfig, Speed, Command]:
+    """What the config file and the options together ask for, and defaults for the rest; options win."""
+    return with_defaults(given_settings(config, given))
+
+
+def given_settings(config: Path | None, given: Settings) -> Settings:
+    """What the config file and the options together ask for, and nothing else; options win."""
     known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
-    settings: dict[str, Any] = {"workers": CLI_WORKERS}
-    if config is not None:
-        settings |= read_toml(config, known)
-    settings |= {name: value for name, value in given.items() if value is not None}
+    settings = {} if config is None else read_toml(config, known)
+    return settings | {name: value for name, value in given.items() if value is not None}
+
+
+def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
+    """The settings, sorted into the records that they belong to."""
+    settings = {"workers": CLI_WORKERS, **settings}
     return from_settings(RunConfig, settings), from_settings(Speed, settings), from_settings(Command, settings)
 
 

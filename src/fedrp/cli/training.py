@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shlex
 import sys
 import typing
 from collections.abc import Callable
@@ -15,13 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedrp.cli.common import (
+    CLI_WORKERS,
     COMPARED,
+    Command,
+    Settings,
     cli,
+    given_settings,
     path_or_none,
-    read_settings,
     settings_options,
+    with_defaults,
 )
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, Speed, from_settings
 from fedrp.errors import ConfigError, FedRPError
 
 INTERRUPTED = 130
@@ -38,16 +43,16 @@ class _StoppedError(FedRPError):
 def run(config: Path | None, **given: Any) -> None:
     """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
     from fedrp.report import print_table, result_details
+    from fedrp.runfolder import CONFIG_FILE, begun_settings
     from fedrp.simulate import simulate
     from fedrp.task import named_task
 
-    settings, speed, command = read_settings(config, given)
+    settings, speed, command = _asked(config, given, begun_settings)
     name = settings.algorithm
-    if command.resume and command.out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
     out = command.folder(f"{name}-{settings.dataset.split(':')[0]}")
     task = named_task(settings, path_or_none(command.data_dir))
-    with _stoppable(out), _progress([name], settings.rounds) as on_round:
+    again = _again("run", out, speed, command)
+    with _stoppable(out / CONFIG_FILE, again), _progress([name], settings.rounds) as on_round:
         shown = functools.partial(on_round, name)
         result = simulate(settings, task, speed, out, command.resume, shown).as_json()
     if command.json:
@@ -63,10 +68,11 @@ def run(config: Path | None, **given: Any) -> None:
 def compare(config: Path | None, **given: Any) -> None:
     """Train several algorithms on the same split; one table and one plot of accuracy per round."""
     from fedrp.report import plot_accuracy, print_table
+    from fedrp.runfolder import COMPARISON_FILE, begin_comparison, begun_comparison
     from fedrp.simulate import simulate
     from fedrp.task import named_task
 
-    settings, speed, command = read_settings(config, given)
+    settings, speed, command = _asked(config, given, begun_comparison)
     names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"algorithms '{command.algorithms}' is not valid: give different names, separated by commas")
@@ -74,13 +80,13 @@ def compare(config: Path | None, **given: Any) -> None:
     task = named_task(settings, path_or_none(command.data_dir))
     _require_all_valid(configs, task)
     out = command.folder("compare")
+    begin_comparison(out, names, settings, command.resume)
     results = []
-    with _stoppable(out), _progress(names, settings.rounds) as on_round:
+    again = _again("compare", out, speed, command)
+    with _stoppable(out / COMPARISON_FILE, again), _progress(names, settings.rounds) as on_round:
         for item in configs:
-            folder = out / item.algorithm
-            again = command.resume and folder.exists()
             shown = functools.partial(on_round, item.algorithm)
-            results.append(simulate(item, task, speed, folder, again, shown).as_json())
+            results.append(simulate(item, task, speed, out / item.algorithm, command.resume, shown).as_json())
     plot = out / "accuracy.png"
     plot_accuracy(results, plot)
     if command.json:
@@ -88,6 +94,29 @@ def compare(config: Path | None, **given: Any) -> None:
     else:
         print_table(results)
         print(f"plot: {plot}")
+
+
+def _asked(
+    config: Path | None, given: Settings, begun: Callable[[Path, Settings], Settings]
+) -> tuple[RunConfig, Speed, Command]:
+    """What is asked for; with --resume, what was not given is as it was begun."""
+    asked = given_settings(config, given)
+    command = from_settings(Command, asked)
+    if not command.resume:
+        return with_defaults(asked)
+    if command.out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    return with_defaults(begun(Path(command.out), asked))
+
+
+def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
+    """The command that goes on: with what the folder does not keep, because it does not change the result."""
+    usual = dataclasses.asdict(Speed(workers=CLI_WORKERS))
+    options = {name: value for name, value in dataclasses.asdict(speed).items() if value != usual[name]}
+    if command.data_dir:
+        options["data_dir"] = command.data_dir
+    words = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    return shlex.join(["fedrp", name, "--resume", "--out", str(out), *words])
 
 
 def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
@@ -114,12 +143,13 @@ def _require_all_valid(configs: list[RunConfig], task: Any) -> None:
 
 
 @contextmanager
-def _stoppable(out: Path) -> typing.Iterator[None]:
-    """Ctrl-C ends what is inside with a hint how to go on."""
+def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
+    """Ctrl-C ends what is inside with the command that goes on, if the file `begun` says that there is something."""
     try:
         yield
     except KeyboardInterrupt:
-        raise _StoppedError(f"stopped; what is done is kept, go on with --resume --out {out}") from None
+        kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
+        raise _StoppedError(f"stopped{kept}") from None
 
 
 @contextmanager
