@@ -15,9 +15,9 @@ from fedrp.data import load_dataset
 from fedrp.errors import ConfigError, DataError
 from fedrp.evaluate import Correct, classified
 from fedrp.models import MODELS, InputShape, ModelFactory
-from fedrp.partition import partition
+from fedrp.partition import Integers, parse_partition, partition
 from fedrp.rng import RunSeed
-from fedrp.training import Examples, Loss
+from fedrp.training import Examples, Loss, described
 
 Source = tuple[object, object] | TorchDataset[tuple[object, object]]  # (inputs, targets), or a map-style data set
 
@@ -83,10 +83,22 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         if config.train_examples is not None:
             raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
         return parts
-    whole = _limited(examples(task.train), config)
-    labels = whole.y.numpy() if not whole.y.is_floating_point() else np.zeros(len(whole.y), np.int64)
-    shares = partition(config.partition, labels, config.clients, RunSeed(config.seed).generator("partition"))
+    whole, seed = _limited(examples(task.train), config), RunSeed(config.seed)
+    shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
     return [Examples(whole.x[torch.from_numpy(share)], whole.y[torch.from_numpy(share)]) for share in shares]
+
+
+def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
+    """One class per example, to split by; where targets are no class labels, the same for all."""
+    column = targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
+    if column.ndim == 1 and not column.is_floating_point():
+        return column.numpy()
+    if parse_partition(config.partition)[0].by_class:
+        raise ConfigError(
+            f"partition '{config.partition}' splits by class, but targets are {described(targets)}, no class labels: "
+            "use iid, or give a list with the examples of each client"
+        )
+    return np.zeros(len(targets), np.int64)
 
 
 def _limited(whole: Examples, config: RunConfig) -> Examples:
