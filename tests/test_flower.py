@@ -152,6 +152,22 @@ def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, caplog: pytest.Lo
     assert run.store()["missing"] == [2]
 
 
+def test_a_site_whose_task_does_not_fit_together_does_not_join(tmp_path: Path) -> None:
+    """The server does not hear of the labels that the line names."""
+
+    def mistaken(context: ClientContext) -> LocalTask:
+        task = tiny_load(context)
+        x, y = task.train
+        return LocalTask(task.model, (x, y + 4711), task.test) if context.index == 2 else task
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), mistaken, min_clients=3)
+    run.run()
+    told = (tmp_path / "sites" / "site-2" / "failures.jsonl").read_text()
+    assert "the model or loss does not take the training data: Target 471" in told
+    assert "Target" not in repr(run.received)
+    assert run.store()["missing"] == [2]
+
+
 def test_a_refusal_is_a_bare_code(tmp_path: Path) -> None:
     run = FlowerFederation(tmp_path, tiny_config("fedavg"))
     refusals: list[str] = []

@@ -51,3 +51,8 @@ class SiteError(FedRPError):
     """A party's own folder cannot be read or written: a full disk, a damaged or foreign file, another process."""
 
     exit_code = 8
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, for a line of our own; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from fedrp.errors import ConfigError
+from fedrp.errors import ConfigError, FedRPError, first_line
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 
@@ -69,7 +70,7 @@ def layout_of(module: nn.Module) -> Layout:
 
     Raises:
         ConfigError: it has BatchNorm (its running statistics live outside the vector and would leak and drift), no
-            trainable parameter, or parameters that are not float32.
+            trainable parameter, parameters that are not float32, or lazy layers, which have none before they see data.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
@@ -77,6 +78,9 @@ def layout_of(module: nn.Module) -> Layout:
                 f"layer '{name}' ({type(layer).__name__}) keeps running statistics that are not parameters: "
                 "use GroupNorm, or wrap your model in fedrp.replace_batchnorm(model)"
             )
+    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise ConfigError(f"parameter '{lazy}' is of a lazy layer, whose size is open: use one with its sizes given")
     parameters = _trainable(module)
     if not parameters:
         raise ConfigError(f"model {type(module).__name__} has no trainable parameters")
@@ -88,9 +92,23 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def built(factory: ModelFactory) -> nn.Module:
-    """A new model. Layers draw initial values from torch's global generator, which is put back as it was."""
+    """A new model. Layers draw initial values from torch's global generator, which is put back as it was.
+
+    Raises:
+        ConfigError: the factory is a module itself, fails, or gives something else.
+    """
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ConfigError(f"the model is a {type(factory).__name__}: give what builds it, e.g. the class or a function")
     with torch.random.fork_rng(devices=[]):
-        return factory()
+        try:
+            module = factory()
+        except FedRPError:
+            raise
+        except Exception as error:  # it is the user's code
+            raise ConfigError(f"the model cannot be built: {first_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the model is built as a {type(module).__name__}: expected a torch.nn.Module")
+    return module
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

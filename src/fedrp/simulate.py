@@ -24,6 +24,7 @@ from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_ro
 from fedrp.models import MODELS, built, layout_of
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
+from fedrp.rehearsal import rehearse
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
 from fedrp.runfolder import RunFolder
@@ -124,7 +125,9 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
     roster = simulated_roster(RunSeed(config.seed), config.clients)
-    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
+    test = examples(task.test, "the test set")
+    rehearse(task.model, task.loss, task.correct, list(data.values()), test, torch.device(speed.device))
+    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, test)
 
 
 @contextmanager
