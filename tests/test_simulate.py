@@ -236,6 +236,16 @@ def test_a_finished_run_can_be_resumed_and_says_the_same(name: str, task: Task, 
     assert outcome(again) == outcome(first)
 
 
+def test_a_folder_may_be_named_by_a_string(task: Task, tmp_path: Path) -> None:
+    simulate(SHORT, task, out=str(tmp_path / "run"))
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_there_is_nothing_to_resume_without_a_folder(task: Task) -> None:
+    with pytest.raises(ConfigError, match="resume=True needs out"):
+        simulate(SHORT, task, resume=True)
+
+
 def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:
     simulate(tiny_config("fedavg"), task, out=tmp_path / "run")
     before = {path: path.read_bytes() for path in files(tmp_path)}

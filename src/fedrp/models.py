@@ -115,12 +115,16 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def load_vector(module: nn.Module, vector: Vector) -> nn.Module:
+def load_vector(module: nn.Module, vector: npt.ArrayLike) -> nn.Module:
     """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model."""
     layout = layout_of(module)
-    if vector.shape != (layout.size,):
-        raise ConfigError(f"the vector has {vector.size} numbers, the model {layout.size} parameters")
-    layout.bind(module, torch.from_numpy(vector.copy()))
+    try:
+        values = np.asarray(vector, np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the vector is a {type(vector).__name__}, not numbers: {first_line(error)}") from None
+    if values.shape != (layout.size,):
+        raise ConfigError(f"the vector has shape {values.shape}, but the model has {layout.size} parameters")
+    layout.bind(module, torch.from_numpy(values.copy()))
     return module
 
 

@@ -41,7 +41,7 @@ def simulate(
     config: RunConfig,
     task: Task,
     speed: Speed | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
     tap: Tap | None = None,
@@ -52,13 +52,15 @@ def simulate(
     not the run was killed and resumed in between.
     """
     speed = speed or Speed()
+    if resume and out is None:
+        raise ConfigError("resume=True needs out, the folder of the run to go on with")
     require_device(speed.device)
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
     upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
-    folder = RunFolder.open(out, setup.config, resume) if out else None
+    folder = RunFolder.open(Path(out), setup.config, resume) if out is not None else None
     records: list[RoundRecord] = []
     traffic = Traffic()
     with _computing(setup, tap) as hosts:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedrp._version import __version__
-from fedrp.config import RunConfig, Speed, from_settings, read_toml
+from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_types
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
@@ -61,6 +61,9 @@ class Command:
     algorithms: str = COMPARED
     resume: bool = False
     json: bool = False
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
     def folder(self, name: str) -> Path:
         """The folder that was asked for, or a new one."""
