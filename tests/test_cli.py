@@ -95,7 +95,8 @@ def small(pictures: Path) -> list[object]:
         (["--workers=0"], CONFIG, "workers=0"),
         (["--participation=0"], CONFIG, "participation=0.0"),
         (["--seed=-5"], CONFIG, "seed=-5"),
-        (["--secure-aggregation", "--algorithm=fwc"], CONFIG, "'fwc' sends nothing"),
+        (["--secure-aggregation", "--algorithm=fwc"], CONFIG, "secure_aggregation=True does nothing with algorithm"),
+        (["--clip=0.1", "--algorithm=fedavg"], CONFIG, "clip=0.1 does nothing with algorithm 'fedavg': leave it out"),
         (["--secure-aggregation", "--clients=2"], CONFIG, "2 participants a round are too few"),
         (["--sealing=rot13"], CONFIG, "unknown sealing 'rot13'"),
         (["--resume"], CONFIG, "--resume needs --out"),
@@ -286,6 +287,26 @@ def test_compare_finds_mistakes_before_it_runs(names: str, ask: Ask, small: list
     answer = ask("compare", *small, f"--algorithms={names}", "--out=both")
     assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
     assert not Path("both").exists()
+
+
+def test_compare_gives_an_option_to_the_algorithms_that_use_it(ask: Ask, small: list[object]) -> None:
+    options = ["--rho=0.01", "--server-momentum=0.5", "--projection=sign", "--algorithms=fedavg,fedadmm,fwc,fedrp"]
+    assert ask("compare", *small, *options, "--rounds=1", "--out=all", "--json").code == 0
+    given = {}
+    for name in ("fedavg", "fedadmm", "fwc", "fedrp"):
+        config = json.loads((Path("all") / name / "config.json").read_text())
+        given[name] = [config[setting] for setting in ("rho", "server_momentum", "projection")]
+    assert given == {
+        "fedavg": [None, 0.5, None],
+        "fedadmm": [0.01, None, None],
+        "fwc": [None, None, None],
+        "fedrp": [0.01, None, "sign"],
+    }
+    answer = ask("compare", *small, "--clip=0.1", "--algorithms=fedavg,fwc", "--out=none")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
+    assert (
+        "clip=0.1 does nothing with algorithm 'fedavg': leave it out, or use fedrp-subspace or fedavg-dp" in answer.err
+    )
 
 
 def test_data_list(ask: Ask) -> None:

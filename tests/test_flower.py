@@ -60,7 +60,8 @@ def test_partial_participation_and_weights_are_those_of_the_simulator(
     name: str, changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedrp.flower.driver._coins", seeded_coins)
-    run = FlowerFederation(tmp_path, tiny_config(name, projection="sign", rounds=4, **changes))
+    projection = {"projection": "sign"} if ALGORITHMS[name].secret else {}
+    run = FlowerFederation(tmp_path, tiny_config(name, rounds=4, **projection, **changes))
     run.run()
     np.testing.assert_array_equal(run.model(0), run.simulated().model)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from fedrp import coordinator, wire
-from fedrp.algorithms import ALGORITHMS
-from fedrp.config import RunConfig, Speed, require_choice
+from fedrp.algorithms import ALGORITHMS, require_used
+from fedrp.config import RunConfig, Speed
 from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ConfigError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
@@ -83,14 +83,8 @@ def simulate(
 
 
 def resolved(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with every `None` that its algorithm uses replaced by a default."""
-    require_choice("algorithm", config.algorithm, ALGORITHMS)
-    if config.private and not ALGORITHMS[config.algorithm].private:
-        able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.private)
-        raise ConfigError(f"algorithm '{config.algorithm}' adds no noise, so it gives no epsilon: use one of {able}")
-    if config.bounded and not ALGORITHMS[config.algorithm].bounds_models:
-        able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.bounds_models)
-        raise ConfigError(f"algorithm '{config.algorithm}' keeps no model within a ball or above a norm: use {able}")
+    """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
+    require_used(config)
     if config.lr is None:
         lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
         config = dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
@@ -100,10 +94,6 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
 
 
 def _require_summable(config: RunConfig) -> None:
-    if not ALGORITHMS[config.algorithm].exchanges:
-        raise ConfigError(
-            f"algorithm '{config.algorithm}' sends nothing, so there is nothing to mask: use --no-secure-aggregation"
-        )
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
         raise ConfigError(
