@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.private import DEFAULT_EPSILON
 from fedrp.cli import main
 from fedrp.data import DATASETS
 from fedrp.projection import FAMILIES
@@ -154,6 +155,19 @@ def test_a_damaged_data_file_is_one_line_that_names_it(
     assert "damaged.npz" in answer.err
 
 
+def test_feature_vectors_are_for_python(ask: Ask) -> None:
+    x, y = np.zeros((12, 5), np.float32), np.arange(12) % 3
+    np.savez("features.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    answer = ask("run", "--dataset=npz:features.npz", "--clients=2")
+    assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
+    assert "takes pictures" in answer.err
+    assert "shape (5,): for a model of your own use fedrp.Task in Python" in answer.err
+
+
+def test_the_default_epsilon_is_told(ask: Ask) -> None:
+    assert f"fedavg-dp: default {DEFAULT_EPSILON:g}" in ask("run", "--help").out
+
+
 def test_divergence_has_its_own_exit_code(ask: Ask, small: list[object]) -> None:
     answer = ask("run", *small, "--algorithm=fedavg", "--lr=1e38", "--out=run", "--grad-clip=0")
     assert answer.code == DIVERGED
@@ -290,7 +304,7 @@ def test_compare_finds_mistakes_before_it_runs(names: str, ask: Ask, small: list
 
 
 def test_compare_gives_an_option_to_the_algorithms_that_use_it(ask: Ask, small: list[object]) -> None:
-    options = ["--rho=0.01", "--server-momentum=0.5", "--projection=sign", "--algorithms=fedavg,fedadmm,fwc,fedrp"]
+    options = ["--rho=0.001", "--server-momentum=0.5", "--projection=sign", "--algorithms=fedavg,fedadmm,fwc,fedrp"]
     assert ask("compare", *small, *options, "--rounds=1", "--out=all", "--json").code == 0
     given = {}
     for name in ("fedavg", "fedadmm", "fwc", "fedrp"):
@@ -298,9 +312,9 @@ def test_compare_gives_an_option_to_the_algorithms_that_use_it(ask: Ask, small: 
         given[name] = [config[setting] for setting in ("rho", "server_momentum", "projection")]
     assert given == {
         "fedavg": [None, 0.5, None],
-        "fedadmm": [0.01, None, None],
+        "fedadmm": [0.001, None, None],
         "fwc": [None, None, None],
-        "fedrp": [0.01, None, "sign"],
+        "fedrp": [0.001, None, "sign"],
     }
     answer = ask("compare", *small, "--clip=0.1", "--algorithms=fedavg,fwc", "--out=none")
     assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)

@@ -67,7 +67,7 @@ class RunConfig:
     seed: int = _setting(0, "public run seed: split, batches; in simulations also who takes part")
     clip: float | None = _setting(None, "largest norm of a client's update, with noise; default 0.3")
     noise_multiplier: float | None = _setting(None, "noise on the sum of updates, in units of clip")
-    dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier")
+    dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier; fedavg-dp: default 10")
     dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")
     dp_noise: str = _setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
     clip_quantile: float | None = _setting(None, "adapt clip to this quantile of the clients' norms")

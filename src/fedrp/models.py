@@ -307,7 +307,7 @@ def _picture(model: str, shape: InputShape, smallest: int) -> tuple[int, int, in
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
             f"model '{model}' takes pictures (channels, height, width) of at least {smallest} pixels, "
-            f"but the data has shape {shape}"
+            f"but the data has shape {shape}: for a model of your own use fedrp.Task in Python"
         )
     return shape[0], shape[1], shape[2]
 
