@@ -282,7 +282,7 @@ def make_method(spec: str, size: int, budget: int, seed: RunSeed) -> Method:
 
 def run(spec: str, budget: int, config: RunConfig, task: Task) -> Iterator[tuple[Vector, dict[str, float]]]:
     """The model after each round, and what was measured; bytes are of one client's messages, mean and most."""
-    seed, test = RunSeed(config.seed), examples(task.test)
+    seed, test = RunSeed(config.seed), examples(task.test, "the test set")
     model = public_initial(task.model, seed)
     method, config = make_method(spec, model.size, budget, seed), resolved(config, model.size)
     data = split_among_clients(task, config)

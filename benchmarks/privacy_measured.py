@@ -56,17 +56,16 @@ class Seen(NamedTuple):
 def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     """A run in this process, round by round."""
     task = named_task(config)
-    whole = examples(task.train)  # type: ignore[arg-type]  # one table of pictures, not yet split
+    whole = examples(task.train, "the training set")  # type: ignore[arg-type]  # one table of pictures, not yet split
     task = type(task)(task.model, (whole.x[:pictures], whole.y[:pictures]), task.test, dataset=task.dataset)
     parameters = layout_of(built(task.model)).size
     config = resolved(config, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
     run, groups = b"privacy measured", grouped(config.clients, parameters)
     roster = simulated_roster(RunSeed(config.seed), config.clients)
+    test = examples(task.test, "the test set")
     set_threads(Speed())
-    host = ClientHost(
-        HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
-    )
+    host = ClientHost(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
     size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
     server = coordinator.new_coordinator(config, run, size)
     server = coordinator.welcome(server, host.hello())

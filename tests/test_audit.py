@@ -101,7 +101,7 @@ def test_scores_that_cannot_be_used_are_refused(inside: np.ndarray) -> None:
 
 
 def game(algorithm: str, **changes: object) -> RunConfig:
-    return RunConfig(algorithm=algorithm, **{"clients": 2, "rounds": 1, "dim": 6, "projection": "gaussian", **changes})
+    return RunConfig(algorithm=algorithm, **{"clients": 2, "rounds": 1, "dim": 6, **changes})
 
 
 def play(

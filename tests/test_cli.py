@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.private import DEFAULT_EPSILON
 from fedrp.cli import main
 from fedrp.data import DATASETS
 from fedrp.projection import FAMILIES
@@ -97,7 +98,8 @@ def small(pictures: Path) -> list[object]:
         (["--workers=0"], CONFIG, "workers=0"),
         (["--participation=0"], CONFIG, "participation=0.0"),
         (["--seed=-5"], CONFIG, "seed=-5"),
-        (["--secure-aggregation", "--algorithm=fwc"], CONFIG, "'fwc' sends nothing"),
+        (["--secure-aggregation", "--algorithm=fwc"], CONFIG, "secure_aggregation=True does nothing with algorithm"),
+        (["--clip=0.1", "--algorithm=fedavg"], CONFIG, "clip=0.1 does nothing with algorithm 'fedavg': leave it out"),
         (["--secure-aggregation", "--clients=2"], CONFIG, "2 participants a round are too few"),
         (["--sealing=rot13"], CONFIG, "unknown sealing 'rot13'"),
         (["--resume"], CONFIG, "--resume needs --out"),
@@ -153,6 +155,19 @@ def test_a_damaged_data_file_is_one_line_that_names_it(
     answer = ask("run", *small, "--dataset=npz:damaged.npz")
     assert (answer.code, answer.err.count("\n")) == (DATA, 1)
     assert "damaged.npz" in answer.err
+
+
+def test_feature_vectors_are_for_python(ask: Ask) -> None:
+    x, y = np.zeros((12, 5), np.float32), np.arange(12) % 3
+    np.savez("features.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    answer = ask("run", "--dataset=npz:features.npz", "--clients=2")
+    assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
+    assert "takes pictures" in answer.err
+    assert "shape (5,): for a model of your own use fedrp.Task in Python" in answer.err
+
+
+def test_the_default_epsilon_is_told(ask: Ask) -> None:
+    assert f"fedavg-dp: default {DEFAULT_EPSILON:g}" in ask("run", "--help").out
 
 
 def test_divergence_has_its_own_exit_code(ask: Ask, small: list[object]) -> None:
@@ -432,6 +447,26 @@ def test_compare_finds_mistakes_before_it_runs(names: str, ask: Ask, small: list
     answer = ask("compare", *small, f"--algorithms={names}", "--out=both")
     assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
     assert not Path("both").exists()
+
+
+def test_compare_gives_an_option_to_the_algorithms_that_use_it(ask: Ask, small: list[object]) -> None:
+    options = ["--rho=0.001", "--server-momentum=0.5", "--projection=sign", "--algorithms=fedavg,fedadmm,fwc,fedrp"]
+    assert ask("compare", *small, *options, "--rounds=1", "--out=all", "--json").code == 0
+    given = {}
+    for name in ("fedavg", "fedadmm", "fwc", "fedrp"):
+        config = json.loads((Path("all") / name / "config.json").read_text())
+        given[name] = [config[setting] for setting in ("rho", "server_momentum", "projection")]
+    assert given == {
+        "fedavg": [None, 0.5, None],
+        "fedadmm": [0.001, None, None],
+        "fwc": [None, None, None],
+        "fedrp": [0.001, None, "sign"],
+    }
+    answer = ask("compare", *small, "--clip=0.1", "--algorithms=fedavg,fwc", "--out=none")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
+    assert (
+        "clip=0.1 does nothing with algorithm 'fedavg': leave it out, or use fedrp-subspace or fedavg-dp" in answer.err
+    )
 
 
 def test_data_list(ask: Ask) -> None:

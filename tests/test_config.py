@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +133,42 @@ def test_a_whole_number_will_do_where_any_is_meant(value: int) -> None:
     lr = from_settings(RunConfig, {"lr": value}).lr
     assert lr == value
     assert isinstance(lr, float)
+
+
+# --- in Python -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *[("clients", value, "int") for value in ("4", 4.0, None, True)],
+        *[("rounds", value, "int") for value in (2.5, True, NAN)],
+        ("dim", None, "int"),
+        ("seed", 1.5, "int"),
+        ("train_examples", 100.5, "int"),
+        ("lr", "0.1", "float"),
+        ("momentum", True, "float"),
+        ("algorithm", None, "str"),
+        ("partition", None, "str"),
+        ("secure_aggregation", "no", "bool"),
+        ("secure_aggregation", 1, "bool"),
+    ],
+)
+def test_a_config_made_in_python_is_checked_like_a_file(name: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}={value!r} is not valid: expected {expected}$"):
+        RunConfig(**{name: value})
+    with pytest.raises(ConfigError, match=name):
+        dataclasses.replace(RunConfig(), **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("workers", 1.0), ("threads", "2"), ("device", 0), ("workers", True)])
+def test_speed_made_in_python_is_checked_like_a_file(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}={value!r} is not valid: expected"):
+        Speed(**{name: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = RunConfig(clients=np.int64(3), lr=np.float32(0.5), rho=np.int32(2), momentum=np.float64(0.5), clip=1)
+    assert config == RunConfig(clients=3, lr=0.5, rho=2.0, momentum=0.5, clip=1.0)
+    assert str(config) == str(RunConfig(clients=3, lr=0.5, rho=2.0, momentum=0.5, clip=1.0))  # as in the run's id
+    assert json.loads(to_json(config))["clients"] == 3

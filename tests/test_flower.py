@@ -82,7 +82,8 @@ def test_partial_participation_and_weights_are_those_of_the_simulator(
     name: str, changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedrp.flower.driver._coins", seeded_coins)
-    run = FlowerFederation(tmp_path, tiny_config(name, projection="sign", rounds=4, **changes))
+    projection = {"projection": "sign"} if ALGORITHMS[name].secret else {}
+    run = FlowerFederation(tmp_path, tiny_config(name, rounds=4, **projection, **changes))
     run.run()
     np.testing.assert_array_equal(run.model(0), run.simulated().model)
 
@@ -188,6 +189,22 @@ def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, caplog: pytest.Lo
     assert "4711" not in said
     assert "node 102 is not a site of this run: Failure" in caplog.text
     assert "patient 4711 has no age" in (tmp_path / "sites" / "site-2" / "failures.jsonl").read_text()
+    assert run.store()["missing"] == [2]
+
+
+def test_a_site_whose_task_does_not_fit_together_does_not_join(tmp_path: Path) -> None:
+    """The server does not hear of the labels that the line names."""
+
+    def mistaken(context: ClientContext) -> LocalTask:
+        task = tiny_load(context)
+        x, y = task.train
+        return LocalTask(task.model, (x, y + 4711), task.test) if context.index == 2 else task
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), mistaken, min_clients=3)
+    run.run()
+    told = (tmp_path / "sites" / "site-2" / "failures.jsonl").read_text()
+    assert "the model or loss does not take the training data: Target 471" in told
+    assert "Target" not in repr(run.received)
     assert run.store()["missing"] == [2]
 
 

@@ -1,5 +1,6 @@
 """Models and their one flat vector."""
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -155,8 +156,21 @@ def test_load_vector() -> None:
     module = load_vector(TinyNet(), vector)
     vector[:] = 0  # what was loaded must not change with it
     assert np.array_equal(layout_of(module).flatten(module), np.arange(83))
-    with pytest.raises(ConfigError, match="the vector has 5 numbers, the model 83"):
-        load_vector(TinyNet(), vector[:5])
+
+
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.ndarray.tolist, np.float64])
+def test_load_vector_takes_what_is_as_good_as_an_array(kind: Callable[[np.ndarray], object]) -> None:
+    vector = public_initial(TinyNet, RunSeed(1))
+    module = load_vector(TinyNet(), kind(vector))
+    assert np.array_equal(layout_of(module).flatten(module), vector)
+
+
+@pytest.mark.parametrize("vector", [[1.0, 2.0], np.zeros((83, 1)), "model.safetensors", None, [[1.0], [2.0, 3.0]]])
+def test_load_vector_refuses_what_is_no_vector_of_this_model(vector: object) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^the vector (has shape \(.*\), but the model has 83 |is a \w+, not numbers)"
+    ):
+        load_vector(TinyNet(), vector)
 
 
 def test_models_that_cannot_be_flattened_are_refused() -> None:

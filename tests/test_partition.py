@@ -127,6 +127,12 @@ def test_bad_specs_get_the_legal_forms(spec: str) -> None:
         parse_partition(spec)
 
 
+@pytest.mark.parametrize("shape", [(), (12, 1), (12, 3)])
+def test_labels_that_are_not_one_per_example_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match="expected one label per example, got labels of shape"):
+        split("iid", np.zeros(shape, np.int64), 2)
+
+
 def test_clients_must_be_positive() -> None:
     with pytest.raises(ConfigError, match="clients=0"):
         split("iid", MNIST_LIKE, 0)

@@ -550,7 +550,7 @@ def test_without_noise_nothing_is_claimed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("fwc", {}, "'fwc' sends nothing"),
+        ("fwc", {}, "secure_aggregation=True does nothing with algorithm 'fwc'"),
         ("fedavg", {"clients": 2}, "2 participants a round are too few"),
         ("fedavg", {"clients": 10, "participation": 0.2}, "2 participants a round are too few"),
         ("fedavg-dp", {"noise_multiplier": 1e-9}, "noise_multiplier=1e-09 is too small"),

@@ -110,7 +110,8 @@ def test_clients_that_drop_out_in_the_middle_of_a_round(name: str, task: Task) -
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
 def test_who_drops_out_is_asked_again_where_everyone_is_needed(name: str, task: Task) -> None:
     """The others' uploads are kept meanwhile, so nothing changes but the bytes."""
-    config = tiny_config(name, clients=5, rounds=4, projection="sign", noise_multiplier=0.5)
+    projection = {"projection": "sign"} if ALGORITHMS[name].secret else {}
+    config = tiny_config(name, clients=5, rounds=4, noise_multiplier=0.5, **projection)
     calm, rough = (simulate(RunConfig(**{**vars(config), "dropout": dropout}), task) for dropout in (0.0, 0.4))
     assert np.array_equal(calm.model, rough.model)
     assert sum(r.traffic.down for r in rough.records) > sum(r.traffic.down for r in calm.records)
@@ -324,6 +325,16 @@ def test_without_a_kept_time_that_of_the_rounds_is_taken(task: Task, tmp_path: P
     next(tmp_path.rglob("sums.json")).unlink()  # as earlier versions left it
     again = simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True)
     assert again.seconds == sum(record.seconds + record.evaluation_seconds for record in first.records) > 0
+
+
+def test_a_folder_may_be_named_by_a_string(task: Task, tmp_path: Path) -> None:
+    simulate(SHORT, task, out=str(tmp_path / "run"))
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_there_is_nothing_to_resume_without_a_folder(task: Task) -> None:
+    with pytest.raises(ConfigError, match="resume=True needs out"):
+        simulate(SHORT, task, resume=True)
 
 
 def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:

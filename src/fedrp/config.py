@@ -7,6 +7,7 @@ resolved once, into a new `RunConfig`, when the model and the data are known.
 import dataclasses
 import difflib
 import json
+import numbers
 import tomllib
 import types
 import typing
@@ -35,8 +36,8 @@ def _setting(default: Any, text: str) -> Any:
 class RunConfig:
     """Everything that decides the outcome of a run.
 
-    Guarantees: a `RunConfig` that exists has passed the range checks below; checks that need the model or the data
-    (`dim` against the number of parameters, `clients` against the samples) are made when those are known.
+    Guarantees: a `RunConfig` that exists has passed the checks of types and ranges below; checks that need the model or
+    the data (`dim` against the number of parameters, `clients` against the samples) are made when those are known.
     """
 
     algorithm: str = _setting("fedrp", "algorithm: see 'fedrp algorithms'")
@@ -66,7 +67,7 @@ class RunConfig:
     seed: int = _setting(0, "public run seed: split, batches; in simulations also who takes part")
     clip: float | None = _setting(None, "largest norm of a client's update, with noise; default 0.3")
     noise_multiplier: float | None = _setting(None, "noise on the sum of updates, in units of clip")
-    dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier")
+    dp_epsilon: float | None = _setting(None, "target epsilon, instead of a noise multiplier; fedavg-dp: default 10")
     dp_delta: float = _setting(1e-5, "delta of the privacy guarantee")
     dp_noise: str = _setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
     clip_quantile: float | None = _setting(None, "adapt clip to this quantile of the clients' norms")
@@ -80,6 +81,7 @@ class RunConfig:
     sealing: str = _setting("x25519", "how round keys are sealed: x25519 or hybrid (also safe from quantum computers)")
 
     def __post_init__(self) -> None:
+        require_types(self)
         for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         limit = self.train_examples
@@ -141,10 +143,33 @@ class Speed:
     projection_memory: int = _setting(4096, "MB that a gaussian matrix may take; a larger one is streamed")
 
     def __post_init__(self) -> None:
+        require_types(self)
         for name in ("workers", "threads"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         _require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
         _require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
+
+
+def require_types(record: object) -> None:
+    """Refuse fields of a frozen record that are not of the type it says. For use in `__post_init__`.
+
+    Numbers become Python's own: where a float is meant a whole number will do, and numpy's will do anywhere.
+    """
+    for name, hint in typing.get_type_hints(type(record)).items():
+        object.__setattr__(record, name, _typed(name, getattr(record, name), hint))
+
+
+def _typed(name: str, value: object, hint: Any) -> object:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if not isinstance(value, bool):  # which counts as a whole number, but is not meant as one
+        if int in kinds and isinstance(value, numbers.Integral):
+            return int(value)
+        if float in kinds and isinstance(value, numbers.Real):
+            return float(value)
+    if isinstance(value, bool) != (bool in kinds) or not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
+        raise ConfigError(f"{name}={value!r} is not valid: expected {expected}")
+    return value
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:
@@ -197,20 +222,8 @@ def _reason(error: Exception) -> str:
 
 
 def from_settings(record: type[Record], settings: dict[str, Any]) -> Record:
-    """Build a config record from the settings that belong to it, checking their types."""
-    hints = typing.get_type_hints(record)
-    values = {name: _typed(name, settings[name], hint) for name, hint in hints.items() if name in settings}
-    return record(**values)
-
-
-def _typed(name: str, value: object, hint: Any) -> object:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, bool) != (bool in kinds) or not isinstance(value, kinds):
-        expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
-        raise ConfigError(f"{name}={value!r} is not valid: expected {expected}")
-    return value
+    """Build a config record from the settings that belong to it; the record checks them."""
+    return record(**{name: settings[name] for name in typing.get_type_hints(record) if name in settings})
 
 
 def to_json(config: RunConfig) -> str:

@@ -51,3 +51,8 @@ class SiteError(FedRPError):
     """A folder cannot be written (a full disk), or a party's own not be read: damaged, foreign, another process."""
 
     exit_code = 8
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, for a line of our own; its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

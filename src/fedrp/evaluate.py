@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fedrp.errors import ConfigError
 from fedrp.models import Vector
-from fedrp.training import Examples, Trainer, batch_input
+from fedrp.training import Examples, Trainer, batch_input, described
 
 EVALUATION_BATCH = 250  # fastest of 100 to 1,000 on two cores; the result does not depend on it
 
@@ -36,8 +37,13 @@ class Evaluation(NamedTuple):
 
 
 def classified(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest output is the target class."""
-    return (outputs.argmax(dim=1) == targets).float()
+    """1 where the largest output is the target class; of several targets per example, the share for which it is."""
+    if outputs.ndim < 2 or outputs.shape[1] < 2 or targets.shape != outputs[:, 0].shape or targets.is_floating_point():
+        raise ConfigError(
+            f"outputs {described(outputs)} do not choose among classes {described(targets)}: say what counts as right "
+            "with Task(correct=...)"
+        )
+    return (outputs.argmax(dim=1) == targets).float().reshape(len(targets), -1).mean(dim=1)
 
 
 def score(trainer: Trainer, model: Vector, test: Examples, correct: Correct) -> Score:
@@ -50,6 +56,23 @@ def score(trainer: Trainer, model: Vector, test: Examples, correct: Correct) -> 
         for x, y in zip(torch.split(test.x, EVALUATION_BATCH), torch.split(test.y, EVALUATION_BATCH), strict=True):
             targets = y.to(trainer.device)
             outputs = trainer.module(batch_input(x, trainer.device))
-            right += float(correct(outputs, targets).sum())
+            right += number_right(correct, outputs, targets)
             loss += float(trainer.loss(outputs, targets)) * len(y)
     return Score(100.0 * right / len(test.y), loss / len(test.y))
+
+
+def number_right(correct: Correct, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """How many examples of a batch count as right.
+
+    Raises:
+        ConfigError: `correct` gave anything but one number in [0, 1] per example, which would be no accuracy.
+    """
+    right = correct(outputs, targets)
+    count = len(targets)
+    if not isinstance(right, torch.Tensor) or right.shape not in ((count,), (count, 1)):
+        got = described(right) if isinstance(right, torch.Tensor) else f"a {type(right).__name__}"
+        raise ConfigError(f"Task(correct=...) gave {got} for {count} examples: expected one number for each")
+    if not bool(((right >= 0) & (right <= 1)).all()):
+        low, high = float(right.min()), float(right.max())
+        raise ConfigError(f"Task(correct=...) gave {low:g} to {high:g}: expected numbers from 0 (wrong) to 1 (right)")
+    return float(right.sum())

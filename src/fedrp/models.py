@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from fedrp.errors import ConfigError
+from fedrp.errors import ConfigError, FedRPError, first_line
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 
@@ -70,7 +71,7 @@ def layout_of(module: nn.Module) -> Layout:
 
     Raises:
         ConfigError: it has BatchNorm (its running statistics live outside the vector and would leak and drift), no
-            trainable parameter, or parameters that are not float32.
+            trainable parameter, parameters that are not float32, or lazy layers, which have none before they see data.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
@@ -78,6 +79,9 @@ def layout_of(module: nn.Module) -> Layout:
                 f"layer '{name}' ({type(layer).__name__}) keeps running statistics that are not parameters: "
                 "use GroupNorm, or wrap your model in fedrp.replace_batchnorm(model)"
             )
+    lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise ConfigError(f"parameter '{lazy}' is of a lazy layer, whose size is open: use one with its sizes given")
     parameters = _trainable(module)
     if not parameters:
         raise ConfigError(f"model {type(module).__name__} has no trainable parameters")
@@ -89,25 +93,43 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def built(factory: ModelFactory) -> nn.Module:
-    """A new model. Layers draw initial values from torch's global generator, which is put back as it was."""
+    """A new model. Layers draw initial values from torch's global generator, which is put back as it was.
+
+    Raises:
+        ConfigError: the factory is a module itself, fails, or gives something else.
+    """
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ConfigError(f"the model is a {type(factory).__name__}: give what builds it, e.g. the class or a function")
     with torch.random.fork_rng(devices=[]):
-        return factory()
+        try:
+            module = factory()
+        except FedRPError:
+            raise
+        except Exception as error:  # it is the user's code
+            raise ConfigError(f"the model cannot be built: {first_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"the model is built as a {type(module).__name__}: expected a torch.nn.Module")
+    return module
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def load_vector(module: nn.Module, vector: Vector) -> nn.Module:
+def load_vector(module: nn.Module, vector: npt.ArrayLike) -> nn.Module:
     """The module with its trainable parameters set to a flat vector, e.g. a run's delivered model.
 
     Frozen parameters and buffers are not in the vector and stay as they are in `module`: where a new build draws others
     than those trained with, load `RunResult.state` instead.
     """
     layout = layout_of(module)
-    if vector.shape != (layout.size,):
-        raise ConfigError(f"the vector has {vector.size} numbers, the model {layout.size} parameters")
-    layout.bind(module, torch.from_numpy(vector.copy()))
+    try:
+        values = np.asarray(vector, np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"the vector is a {type(vector).__name__}, not numbers: {first_line(error)}") from None
+    if values.shape != (layout.size,):
+        raise ConfigError(f"the vector has shape {values.shape}, but the model has {layout.size} parameters")
+    layout.bind(module, torch.from_numpy(values.copy()))
     return module
 
 
@@ -319,7 +341,7 @@ def _picture(model: str, shape: InputShape, smallest: int) -> tuple[int, int, in
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
             f"model '{model}' takes pictures (channels, height, width) of at least {smallest} pixels, "
-            f"but the data has shape {shape}"
+            f"but the data has shape {shape}: for a model of your own use fedrp.Task in Python"
         )
     return shape[0], shape[1], shape[2]
 

@@ -24,6 +24,7 @@ class Scheme(NamedTuple):
     form: str
     parse: Callable[[str], float] | None  # None: takes no parameter
     owners: Callable[[Integers, int, float, np.random.Generator], Integers]  # class sizes, clients, parameter, rng
+    by_class: bool  # clients get different classes, so targets must be class labels
 
 
 def partition(spec: str, labels: Integers, clients: int, rng: np.random.Generator) -> list[Integers]:
@@ -33,9 +34,11 @@ def partition(spec: str, labels: Integers, clients: int, rng: np.random.Generato
     - One sorted index array per client; together they hold every example exactly once, and none is empty.
     - A pure function of the arguments and the generator's state.
 
-    Raises `ConfigError` for a malformed `spec` and `DataError` where a client would be empty.
+    Raises `ConfigError` for a malformed `spec` and `DataError` where a client would be empty or labels are not (N,).
     """
     scheme, parameter = parse_partition(spec)
+    if labels.ndim != 1:
+        raise DataError(f"expected one label per example, got labels of shape {labels.shape}")
     if clients < 1:
         raise ConfigError(f"expected at least one client, got clients={clients}")
     if clients > len(labels):
@@ -111,7 +114,7 @@ def _positive(number: float) -> float:
 
 
 PARTITIONS: dict[str, Scheme] = {
-    "iid": Scheme("iid", None, _iid),
-    "dirichlet": Scheme("dirichlet:ALPHA (0 < ALPHA <= 1e6)", lambda text: _positive(float(text)), _dirichlet),
-    "shards": Scheme("shards:S (S = 1, 2, 3, ...)", lambda text: _positive(int(text)), _shards),
+    "iid": Scheme("iid", None, _iid, False),
+    "dirichlet": Scheme("dirichlet:ALPHA (0 < ALPHA <= 1e6)", lambda text: _positive(float(text)), _dirichlet, True),
+    "shards": Scheme("shards:S (S = 1, 2, 3, ...)", lambda text: _positive(int(text)), _shards, True),
 }

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from fedrp import coordinator, wire
-from fedrp.algorithms import ALGORITHMS
-from fedrp.config import RunConfig, Speed, require_choice
+from fedrp.algorithms import ALGORITHMS, require_used
+from fedrp.config import RunConfig, Speed
 from fedrp.coordinator import Coordinator, Packets
 from fedrp.errors import ConfigError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
@@ -24,6 +24,7 @@ from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_ro
 from fedrp.models import MODELS, Layout, built, layout_of
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
+from fedrp.rehearsal import rehearse
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
 from fedrp.runfolder import Fingerprint, RunFolder
@@ -40,7 +41,7 @@ def simulate(
     config: RunConfig,
     task: Task,
     speed: Speed | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
     tap: Tap | None = None,
@@ -51,13 +52,15 @@ def simulate(
     not the run was killed and resumed in between.
     """
     speed = speed or Speed()
+    if resume and out is None:
+        raise ConfigError("resume=True needs out, the folder of the run to go on with")
     require_device(speed.device)
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
     upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
-    folder = RunFolder.open(out, setup.config, _fingerprint(setup, layout), resume) if out else None
+    folder = RunFolder.open(Path(out), setup.config, _fingerprint(setup, layout), resume) if out is not None else None
     records: list[RoundRecord] = []
     traffic = Traffic()
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
@@ -83,14 +86,8 @@ def simulate(
 
 
 def resolved(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with every `None` that its algorithm uses replaced by a default."""
-    require_choice("algorithm", config.algorithm, ALGORITHMS)
-    if config.private and not ALGORITHMS[config.algorithm].private:
-        able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.private)
-        raise ConfigError(f"algorithm '{config.algorithm}' adds no noise, so it gives no epsilon: use one of {able}")
-    if config.bounded and not ALGORITHMS[config.algorithm].bounds_models:
-        able = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.bounds_models)
-        raise ConfigError(f"algorithm '{config.algorithm}' keeps no model within a ball or above a norm: use {able}")
+    """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
+    require_used(config)
     if config.lr is None:
         lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
         config = dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
@@ -100,10 +97,6 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
 
 
 def _require_summable(config: RunConfig) -> None:
-    if not ALGORITHMS[config.algorithm].exchanges:
-        raise ConfigError(
-            f"algorithm '{config.algorithm}' sends nothing, so there is nothing to mask: use --no-secure-aggregation"
-        )
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
         raise ConfigError(
@@ -127,7 +120,9 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
     roster = simulated_roster(RunSeed(config.seed), config.clients)
-    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, examples(task.test))
+    test = examples(task.test, "the test set")
+    rehearse(task.model, task.loss, task.correct, list(data.values()), test, torch.device(speed.device))
+    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, test)
 
 
 def _fingerprint(setup: HostSetup, layout: Layout) -> Fingerprint:

@@ -1,5 +1,6 @@
 """A learning task: a model, a loss, who holds which examples, and the test set."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from fedrp.config import RunConfig, require_choice
 from fedrp.data import load_dataset
-from fedrp.errors import ConfigError, DataError
+from fedrp.errors import ConfigError, DataError, first_line
 from fedrp.evaluate import Correct, classified
 from fedrp.models import MODELS, InputShape, ModelFactory
-from fedrp.partition import partition
+from fedrp.partition import Integers, parse_partition, partition
 from fedrp.rng import RunSeed
-from fedrp.training import Examples, Loss
+from fedrp.training import Examples, Loss, described
 
 Source = tuple[object, object] | TorchDataset[tuple[object, object]]  # (inputs, targets), or a map-style data set
 
@@ -27,11 +28,13 @@ class Task:
     """What is to be learned.
 
     Args:
-        model: builds the network, e.g. the class itself; called without arguments.
+        model: builds a new network in every call, e.g. the class itself; called without arguments.
         train: all training examples, to be split by `RunConfig.partition`; or a list with the examples of each client.
+            Inputs become float32, unless they are int32 or int64: then they stay whole, as embeddings want them.
         test: the examples that models are scored on.
         loss: mean loss of (outputs, targets).
-        correct: what counts as right, one number in [0, 1] per example; by default the largest output's class.
+        correct: what counts as right, one number in [0, 1] per example; by default that the largest output is the
+            target class.
         dataset: what results call the data; `model_name` likewise the model.
     """
 
@@ -74,19 +77,32 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         ConfigError: the task comes split for another number of clients.
     """
     if isinstance(task.train, Sequence) and not isinstance(task.train, tuple):
-        parts = [examples(source) for source in task.train]
-        if len(parts) != config.clients:
-            raise ConfigError(f"clients={config.clients}, but the task holds examples of {len(parts)} clients")
-        empty = next((client for client, part in enumerate(parts) if len(part.y) == 0), None)
-        if empty is not None:
-            raise DataError(f"client {empty} has no examples")
+        if len(task.train) != config.clients:
+            raise ConfigError(
+                f"clients={config.clients}, but the task holds examples of {len(task.train)} clients: train is a list, "
+                "with an entry for each client"
+            )
         if config.train_examples is not None:
             raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
-        return parts
-    whole = _limited(examples(task.train), config)
-    labels = whole.y.numpy() if not whole.y.is_floating_point() else np.zeros(len(whole.y), np.int64)
-    shares = partition(config.partition, labels, config.clients, RunSeed(config.seed).generator("partition"))
+        if config.partition != "iid":
+            raise ConfigError(f"partition='{config.partition}', but the task comes split among its clients")
+        return [examples(source, f"client {client}") for client, source in enumerate(task.train)]
+    whole, seed = _limited(examples(task.train, "the training set"), config), RunSeed(config.seed)
+    shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
     return [Examples(whole.x[torch.from_numpy(share)], whole.y[torch.from_numpy(share)]) for share in shares]
+
+
+def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
+    """One class per example, to split by; where targets are no class labels, the same for all."""
+    column = targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
+    if column.ndim == 1 and not column.is_floating_point():
+        return column.numpy()
+    if parse_partition(config.partition)[0].by_class:
+        raise ConfigError(
+            f"partition '{config.partition}' splits by class, but targets are {described(targets)}, no class labels: "
+            "use iid, or give a list with the examples of each client"
+        )
+    return np.zeros(len(targets), np.int64)
 
 
 def _limited(whole: Examples, config: RunConfig) -> Examples:
@@ -99,18 +115,54 @@ def _limited(whole: Examples, config: RunConfig) -> Examples:
     return Examples(whole.x[chosen], whole.y[chosen])
 
 
-def examples(source: Source) -> Examples:
-    """Inputs and targets as tensors."""
+def examples(source: Source, owner: str) -> Examples:
+    """Inputs and targets as tensors; errors name their owner, e.g. "the test set".
+
+    Guarantees: as many inputs as targets and at least one; numbers are finite; inputs are float32, or int64 where they
+    came as int32 or int64 (indices of an embedding); targets are float32 or int64.
+
+    Raises:
+        ConfigError: the source is of no kind that `Task` takes.
+        DataError: it is empty, uneven or not finite.
+    """
+    try:
+        x, y = (torch.as_tensor(part) for part in _pair(source, owner))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{owner} cannot be made tensors: {first_line(error)}") from error
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise DataError(
+            f"{owner} has inputs {described(x)} but targets {described(y)}: expected one of each an example"
+        )
+    if x.numel() == 0 or y.numel() == 0:
+        raise DataError(f"{owner} has no examples")
+    x = x.long() if x.dtype in (torch.int32, torch.int64) else x.float()
+    y = y.float() if y.is_floating_point() else y.long()
+    for name, values in (("inputs", x), ("targets", y)):
+        if not all(math.isfinite(bound) for bound in torch.aminmax(values)):
+            raise DataError(f"{owner} has {name} that are not finite (NaN or infinite): remove or replace them")
+    return Examples(x, y)
+
+
+def _pair(source: Source, owner: str) -> Sequence[object]:
+    """Inputs and targets of a source, each in one piece."""
     if isinstance(source, tuple):
-        x, y = (torch.as_tensor(part) for part in source)
-    else:
-        count = len(source)  # type: ignore[arg-type]  # map-style data sets have a length
-        x, y = (torch.as_tensor(part) for part in default_collate([source[index] for index in range(count)]))
-    if len(x) != len(y):
-        raise DataError(f"{len(x)} inputs but {len(y)} targets")
-    return Examples(_single(x), _single(y))
+        if len(source) == 2:
+            return source
+        raise _no_source(owner, f"a tuple of {len(source)}")
+    if isinstance(source, IterableDataset) or not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise _no_source(owner, f"a {type(source).__name__}")
+    samples = [source[index] for index in range(len(source))]
+    if not samples:
+        raise DataError(f"{owner} has no examples")
+    if not isinstance(samples[0], tuple | list) or len(samples[0]) != 2:
+        raise _no_source(owner, f"a {type(source).__name__} of {_kind(samples[0])}")
+    pair: Sequence[object] = default_collate(samples)
+    return pair
 
 
-def _single(values: torch.Tensor) -> torch.Tensor:
-    """Floats as float32, as models are; integers as int64, as losses and embeddings want them."""
-    return values.float() if values.is_floating_point() else values.long()
+def _kind(sample: object) -> str:
+    return f"{len(sample)}-tuples" if isinstance(sample, tuple | list) else f"{type(sample).__name__}s"
+
+
+def _no_source(owner: str, got: str) -> ConfigError:
+    return ConfigError(f"{owner} is {got}: expected (inputs, targets), or a map-style torch data set of such pairs")

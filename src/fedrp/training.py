@@ -36,6 +36,11 @@ class Examples(NamedTuple):
     y: torch.Tensor
 
 
+def described(values: torch.Tensor) -> str:
+    """Shape and type of a tensor, as errors name them."""
+    return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"
+
+
 class Objective(NamedTuple):
     """What a group minimises.
 

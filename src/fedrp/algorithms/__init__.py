@@ -1,12 +1,17 @@
 """The table of algorithms. To add one: a file with an `Algorithm` record, and a line here."""
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 from fedrp.algorithms.base import Algorithm as Algorithm
 from fedrp.algorithms.fedadmm import FEDADMM
 from fedrp.algorithms.fedavg import FEDAVG, FWC
 from fedrp.algorithms.fedavg_dp import FEDAVG_DP
 from fedrp.algorithms.fedrp import FEDRP
 from fedrp.algorithms.subspace import SUBSPACE
-from fedrp.config import RunConfig, settled
+from fedrp.config import RunConfig, require_choice, settled
+from fedrp.errors import ConfigError
 from fedrp.projection import projection_tag
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -17,6 +22,32 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedadmm": FEDADMM,
     "fwc": FWC,
 }
+
+
+def require_used(config: RunConfig) -> None:
+    """Refuse a setting that does nothing with the config's algorithm; one that has its default value was not given."""
+    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    for field in dataclasses.fields(config):
+        users = [name for name, algorithm in ALGORITHMS.items() if field.name in algorithm.settings]
+        value = getattr(config, field.name)
+        if users and config.algorithm not in users and value != field.default:
+            raise ConfigError(
+                f"{field.name}={value} does nothing with algorithm '{config.algorithm}': leave it out, or use "
+                f"{' or '.join(users)}"
+            )
+
+
+def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
+    """One set of settings for several algorithms: what one does not use is left out there, if another uses it."""
+    for name in names:
+        require_choice("algorithm", name, ALGORITHMS)
+    used = frozenset[str]().union(*(ALGORITHMS[name].settings for name in names))
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
+    configs = []
+    for name in names:
+        idle = {setting: defaults[setting] for setting in used - ALGORITHMS[name].settings}
+        configs.append(dataclasses.replace(config, algorithm=name, **idle))
+    return configs
 
 
 def wire_tag(config: RunConfig) -> int:

@@ -74,7 +74,7 @@ class Algorithm(NamedTuple):
     summary: str
     secret: bool  # clients share round keys that the server must not know
     exchanges: bool  # False: clients never talk
-    private: bool  # clients can clip and noise what they send
+    settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
     catch_up: Literal["latest", "all"]  # which missed aggregates a returning client needs
     upload_size: Callable[[RunConfig, int], int]
@@ -87,9 +87,13 @@ class Algorithm(NamedTuple):
     magnitude: Callable[[RunConfig, Vector | None, int], float]  # largest number of an upload to be masked
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
-    bounds_models: bool = False  # clients can keep their model near the start and long enough
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
     certify: Callable[[RunConfig, Sequence[Vector]], float | None] = lambda _config, _uploads: None
+
+    @property
+    def private(self) -> bool:
+        """Whether clients can clip and noise what they send."""
+        return "dp_epsilon" in self.settings
 
 
 def nothing_carried(_config: RunConfig, _past: Sequence[Vector]) -> Vector | None:

@@ -62,6 +62,7 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 FEDADMM: Algorithm = FEDAVG._replace(
     summary="consensus ADMM on full vectors",
+    settings=frozenset({"rho", "secure_aggregation"}),
     resolve=_resolve,
     client_init=_start,
     client_round=_round,

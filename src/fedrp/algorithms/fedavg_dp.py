@@ -11,7 +11,15 @@ import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
-from fedrp.algorithms.private import averaged, extra_numbers, largest, privatised, releases, resolve_privacy
+from fedrp.algorithms.private import (
+    PRIVACY_SETTINGS,
+    averaged,
+    extra_numbers,
+    largest,
+    privatised,
+    releases,
+    resolve_privacy,
+)
 from fedrp.config import RunConfig
 from fedrp.training import PLAIN
 
@@ -51,8 +59,8 @@ def _running_sum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
 
 
 FEDAVG_DP: Algorithm = FEDAVG._replace(
-    private=True,
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
+    settings=FEDAVG.settings | PRIVACY_SETTINGS,
     upload_size=lambda config, parameters: parameters + extra_numbers(config),
     resolve=_resolve,
     client_init=_start,

@@ -124,6 +124,7 @@ def _certify(config: RunConfig, uploads: Sequence[Vector]) -> float | None:
 FEDRP: Algorithm = FEDAVG._replace(
     summary="consensus ADMM on secret projections, as printed in the paper",
     secret=True,
+    settings=frozenset({"rho", "projection", "ball", "sensitivity", "norm_floor", "secure_aggregation"}),
     delivers="client",
     upload_size=lambda config, _parameters: config.dim,
     resolve=_resolve,
@@ -132,6 +133,5 @@ FEDRP: Algorithm = FEDAVG._replace(
     client_finish=_finish,
     carried=nothing_carried,
     releases=_releases,
-    bounds_models=True,
     certify=_certify,
 )

@@ -26,6 +26,7 @@ from fedrp.secret import SecretKey
 from fedrp.secure_sum import MIN_SUMMED, Call, grid, least_participants
 from fedrp.wire import MAX_COUNT
 
+PRIVACY_SETTINGS = frozenset({"clip", "noise_multiplier", "dp_epsilon", "dp_noise", "clip_quantile"})
 DEFAULT_EPSILON = 10.0
 DEFAULT_CLIP = 0.3  # what a client learns in a few local steps; with 1 the noise is louder than that (docs/results.md)
 _CLIP_RATE = 0.2  # eta_C of Andrew et al.

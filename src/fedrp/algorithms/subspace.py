@@ -33,7 +33,15 @@ from fedrp.algorithms.base import (
 )
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.algorithms.fedrp import resolve_projection
-from fedrp.algorithms.private import averaged, extra_numbers, largest, privatised, releases, resolve_privacy
+from fedrp.algorithms.private import (
+    PRIVACY_SETTINGS,
+    averaged,
+    extra_numbers,
+    largest,
+    privatised,
+    releases,
+    resolve_privacy,
+)
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
@@ -192,7 +200,7 @@ def _releases(config: RunConfig) -> list[Release]:
 SUBSPACE: Algorithm = FEDAVG._replace(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     secret=True,
-    private=True,
+    settings=FEDAVG.settings | PRIVACY_SETTINGS | {"projection", "proximal"},
     catch_up="all",
     upload_size=lambda config, _parameters: config.dim + (extra_numbers(config) if config.private else 0),
     resolve=_resolve,

@@ -225,7 +225,7 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
             f"bits={bits} is not valid: expected 1 to {SEED_BITS}, the size of a seed of torch's generator"
         )
     dataset = load_dataset("mnist-mini")
-    scenario = Scenario(algorithm="fedavg", clients=2, rounds=2, dim=ROWS, projection="gaussian", seed=seed)
+    scenario = Scenario(algorithm="fedavg", clients=2, rounds=2, dim=ROWS, seed=seed)
     chosen = _chosen(scenario, dataset)
     view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
     model = find_clues(view, RunSeed(seed))[0].model  # public: it comes from the run's seed
@@ -235,7 +235,7 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
     seen = seeded_matrix(secret, ROWS, model.size) @ trained
     seeds = search(range(2**bits), seeded_guess(model, ROWS), seen, typical, on_tried=on_tried)
 
-    real = record_run(dataclasses.replace(scenario, algorithm="fedrp"), dataset, chosen)
+    real = record_run(dataclasses.replace(scenario, algorithm="fedrp", projection="gaussian"), dataset, chosen)
     inside = real.view(ADVERSARIES["server+client"])
     granted = find_clues(inside, RunSeed(seed))[0].model  # more than the server has
     guess = keyed_guess(granted, ROWS, "gaussian")

@@ -39,7 +39,7 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
     own = ALGORITHMS[config.algorithm].delivers == "client"
     members = shares[delivering_client(config)] if own else _joined(shares)
     rng = RunSeed(config.seed).generator("membership")
-    outside = examples(task.test)
+    outside = examples(task.test, "the test set")
     order = rng.permutation(len(outside.y))
     half = len(order) // 2
     known, strangers = _taken(outside, order[:half]), _taken(outside, order[half:])

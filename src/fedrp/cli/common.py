@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedrp._version import __version__
-from fedrp.config import RunConfig, Speed, from_settings, read_toml
+from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_types
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
@@ -62,6 +62,9 @@ class Command:
     algorithms: str = COMPARED
     resume: bool = False
     json: bool = False
+
+    def __post_init__(self) -> None:
+        require_types(self)
 
     def folder(self, name: str) -> Path:
         """The folder that was asked for, or a new one."""

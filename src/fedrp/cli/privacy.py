@@ -92,7 +92,7 @@ def audit(
 
     fault = broken or Fault.NONE.value
     require_choice("broken", fault, [known.value for known in Fault])
-    settings = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8, "projection": "gaussian"}
+    settings = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8}
     settings |= {name: value for name, value in given.items() if value is not None}
     config = from_settings(RunConfig, settings)
     whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None

@@ -66,7 +66,11 @@ def run(config: Path | None, **given: Any) -> None:
 @settings_options
 @click.option("--algorithms", help=f"comma-separated  [default: {COMPARED}]")
 def compare(config: Path | None, **given: Any) -> None:
-    """Train several algorithms on the same split; one table and one plot of accuracy per round."""
+    """Train several algorithms on the same split; one table and one plot of accuracy per round.
+
+    An option is for those of the algorithms that use it; one that none of them uses is an error.
+    """
+    from fedrp.algorithms import for_each
     from fedrp.report import plot_accuracy, print_table
     from fedrp.runfolder import COMPARISON_FILE, begin_comparison, begun_comparison
     from fedrp.simulate import simulate
@@ -76,7 +80,7 @@ def compare(config: Path | None, **given: Any) -> None:
     names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"algorithms '{command.algorithms}' is not valid: give different names, separated by commas")
-    configs = [_for_algorithm(settings, name) for name in names]
+    configs = for_each(settings, names)
     task = named_task(settings, path_or_none(command.data_dir))
     _require_all_valid(configs, task)
     out = command.folder("compare")
@@ -117,19 +121,6 @@ def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
         options["data_dir"] = command.data_dir
     words = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
     return shlex.join(["fedrp", name, "--resume", "--out", str(out), *words])
-
-
-def _for_algorithm(config: RunConfig, name: str) -> RunConfig:
-    """The shared settings for one algorithm; privacy targets and masks are for those that can have them."""
-    from fedrp.algorithms import ALGORITHMS
-
-    if name in ALGORITHMS and not ALGORITHMS[name].private:
-        config = dataclasses.replace(config, dp_epsilon=None, noise_multiplier=None)
-    if name in ALGORITHMS and not ALGORITHMS[name].bounds_models:
-        config = dataclasses.replace(config, ball=None, sensitivity=None, norm_floor=None)
-    if name in ALGORITHMS and not ALGORITHMS[name].exchanges:
-        config = dataclasses.replace(config, secure_aggregation=False)
-    return dataclasses.replace(config, algorithm=name)
 
 
 def _require_all_valid(configs: list[RunConfig], task: Any) -> None:

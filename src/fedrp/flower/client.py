@@ -25,6 +25,7 @@ from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.models import Vector, built, layout_of
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
+from fedrp.rehearsal import rehearse
 from fedrp.roster import Roster, load_identity
 from fedrp.sealing import Entropy, SystemEntropy
 from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond
@@ -32,6 +33,7 @@ from fedrp.simulate import resolved
 from fedrp.sitefolder import SiteFolder
 from fedrp.status import append_line
 from fedrp.task import examples
+from fedrp.training import Examples
 from fedrp.wire import Kind
 
 _PROJECTION_MEMORY = 4096  # MB, the default of `Speed.projection_memory`
@@ -80,6 +82,7 @@ def _reply(question: Message, context: Context, load: Load, entropy: Callable[[C
     with desk.folder.lock():
         kind = question.metadata.message_type
         if kind == HELLO:
+            _rehearse(desk)
             _state_privacy(desk)
             return hello(desk.bench, desk.context.index, desk.site)
         return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
@@ -98,7 +101,8 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientCon
     device = torch.device(str(node.get("device", "cpu")))
     bench = make_workbench(config, run, roster, task.model, task.loss, device, _PROJECTION_MEMORY * 2**20)
     folder = SiteFolder.open(_path(node, "state"), run)
-    return _Desk(about, task, bench, Site(identity, entropy(about), examples(task.train)), folder)
+    data = examples(task.train, "the site's training set")
+    return _Desk(about, task, bench, Site(identity, entropy(about), data), folder)
 
 
 def _path(node: Values, name: str) -> Path:
@@ -147,10 +151,21 @@ def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
     return b""
 
 
+def _rehearse(desk: _Desk) -> None:
+    """Find a mistake in the task before the site joins the run."""
+    task, trainer = desk.task, desk.bench.trainer
+    rehearse(task.model, task.loss, task.correct, [desk.site.data], _test_set(task), trainer.device)
+
+
+def _test_set(task: LocalTask) -> Examples | None:
+    return None if task.test is None else examples(task.test, "the site's test set")
+
+
 def _score(desk: _Desk, model: Vector) -> dict[str, object]:
-    if desk.task.test is None:
+    test = _test_set(desk.task)
+    if test is None:
         return {}
-    accuracy, loss = score(desk.bench.trainer, model, examples(desk.task.test), desk.task.correct)
+    accuracy, loss = score(desk.bench.trainer, model, test, desk.task.correct)
     return {"accuracy": accuracy, "loss": loss}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrp.algorithms import ALGORITHMS
-from fedrp.config import RunConfig, from_settings, read_toml, require_choice
+from fedrp.config import RunConfig, from_settings, read_toml, require_choice, require_types
 from fedrp.errors import ConfigError
 
 Values = Mapping[str, bool | float | int | str]
@@ -33,6 +33,7 @@ class Pacing:
     poll: float = 0.25  # seconds between two looks for replies
 
     def __post_init__(self) -> None:
+        require_types(self)
         for name in ("round_timeout", "start_timeout", "poll"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
