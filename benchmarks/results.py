@@ -187,7 +187,7 @@ def draw_budget(path: Path) -> None:
         ("FedRP as printed, clients' mean", "s-", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy_client_mean"),
         ("FedRP as printed, average of all", "s--", [("budget", f"fedrp-{m}") for m in BUDGETS], "accuracy_average"),
         ("FedAvg, default", "D", [("budget", "fedavg")], "accuracy"),
-        ("FedAvg, best learning rate of three", "*", [("fedavg-grid", "fedavg-lr0.4")], "accuracy"),
+        ("FedAvg, best learning rate of four", "*", [("fedavg-grid", "fedavg-lr0.4")], "accuracy"),
     ]
     floor = Run("mnist", "fwc", 0).result()
     whole, top = figure.subplots(1, 2)
