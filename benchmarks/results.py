@@ -36,7 +36,7 @@ FIGURES = ROOT / "docs" / "figures"
 OWN_SCRIPTS = {
     "compression": "python benchmarks/compression.py --dataset mnist --clients 100 --rounds 30 --budget 4000 --lr 0.2 "
     "--methods topk,randomk,qsgd-sparse,sketch --workers 2 --out benchmarks/results/compression.json",
-    "rounds": "python benchmarks/rounds.py --repeats 6 --out benchmarks/results/rounds.json",
+    "rounds": "python benchmarks/rounds.py --repeats 4 --out benchmarks/results/rounds.json",
 }
 
 
