@@ -1,6 +1,5 @@
 """Fixtures of all tests."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import settings
 from fedrp import Task
 from fedrp.rng import RunSeed
 from fedrp.training import Trainer, make_trainer
-from helpers import TinyNet, picture_file, tiny_task
+from helpers import TinyNet, mounted, picture_file, tiny_task
 
 # The same examples on every machine and in every run: a failure is the change's, not the day's.
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -44,11 +43,5 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 kB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True)
-    if made.returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with mounted(tmp_path / "disk", "64k") as disk:
+        yield disk

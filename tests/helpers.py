@@ -5,11 +5,13 @@ import dataclasses
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -214,3 +216,16 @@ def windows(data: bytes, size: int = 16) -> set[bytes]:
 
 def all_windows(parts: Iterable[bytes]) -> set[bytes]:
     return set().union(*map(windows, parts))
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """A disk of its own, which is soon full."""
+    folder.mkdir(parents=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

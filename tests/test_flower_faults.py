@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from fedrp.roster import entry_of, merged, new_identity, write_roster
 from fedrp.simulate import delivering_client
 from fedrp.wire import Kind
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
-from helpers import tiny_config
+from helpers import mounted, tiny_config
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
 EXACT = {"projection": "sign"}  # results are equal to the last bit, on every machine
@@ -393,22 +392,17 @@ def test_two_nodes_with_one_name_do_not_disturb_each_other(tmp_path: Path, caplo
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "sites" / "site-1"
-    mount.mkdir(parents=True)
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(mount)], capture_output=True)
-    if made.returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+def disk_of_site_1(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "sites" / "site-1", "128k") as disk:
+        yield disk
 
 
-def test_a_full_disk_costs_a_round_and_no_state(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_costs_a_round_and_no_state(disk_of_site_1: Path, tmp_path: Path) -> None:
     run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", rounds=5, **EXACT))
     refused: list[str] = []
 
     def reply(client: int, message: Message) -> Message:
-        ballast = small_disk / "ballast"
+        ballast = disk_of_site_1 / "ballast"
         if client == 1 and round_of(message) == 2:
             with pytest.raises(OSError, match="No space left"):
                 ballast.write_bytes(bytes(1 << 20))
