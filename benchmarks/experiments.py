@@ -77,6 +77,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
             "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
         },
+        seeds=(0, 1, 2),
     ),
     "subspace": Experiment(
         "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",

@@ -32,11 +32,15 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
 FIGURES = ROOT / "docs" / "figures"
-# Measurements with a script of their own.
+TRAFFIC = ("bytes_up", "bytes_down")
+# Measurements with a script of their own: the command, and the file that it writes for each seed.
+COMPRESSION = (
+    "python benchmarks/compression.py --dataset mnist --clients 100 --rounds 30 --budget 4000 --lr 0.2 "
+    "--methods topk,randomk,qsgd-sparse,sketch --workers 2"
+)
 OWN_SCRIPTS = {
-    "compression": "python benchmarks/compression.py --dataset mnist --clients 100 --rounds 30 --budget 4000 --lr 0.2 "
-    "--methods topk,randomk,qsgd-sparse,sketch --workers 2 --out benchmarks/results/compression.json",
-    "rounds": "python benchmarks/rounds.py --repeats 4 --out benchmarks/results/rounds.json",
+    "compression": {f"{COMPRESSION} --seed {seed}": f"compression_seed_{seed}.json" for seed in (0, 1, 2)},
+    "rounds": {"python benchmarks/rounds.py --repeats 4": "rounds.json"},
 }
 
 
@@ -168,6 +172,10 @@ def _spread(results: Iterable[dict[str, Any]], key: str) -> str:
     return f"{mean:.2f}" if len(numbers) == 1 else f"{mean:.2f} ± {statistics.stdev(numbers):.2f}"
 
 
+def _mean(results: Iterable[dict[str, Any]], key: str) -> str:
+    return f"{statistics.mean(result[key] for result in results):,.0f}"
+
+
 def _save(figure: "Figure", path: Path) -> None:
     """Write a figure so that the same data give the same bytes."""
     import matplotlib
@@ -189,7 +197,7 @@ def draw_budget(path: Path) -> None:
         ("FedAvg, default", "D", [("budget", "fedavg")], "accuracy"),
         ("FedAvg, best learning rate of four", "*", [("fedavg-grid", "fedavg-lr0.4")], "accuracy"),
     ]
-    floor = Run("mnist", "fwc", 0).result()
+    alone = [result["accuracy_client_mean"] for result in kept_results("mnist", "fwc")]
     whole, top = figure.subplots(1, 2)
     for axes in (whole, top):
         for label, style, names, key in curves:
@@ -200,10 +208,9 @@ def draw_budget(path: Path) -> None:
             below = [mean - min(values) for mean, values in zip(means, accuracies, strict=True)]
             above = [max(values) - mean for mean, values in zip(means, accuracies, strict=True)]
             axes.errorbar(sent, means, yerr=[below, above], fmt=style, capsize=3, label=label)
-        if floor:
-            axes.axhline(
-                floor["accuracy_client_mean"], color="grey", linestyle=":", label="no communication, clients' mean"
-            )
+        if alone:
+            label = "no communication, clients' mean"
+            axes.axhline(statistics.mean(alone), color="grey", linestyle=":", label=label)
         axes.set_xscale("log")
         axes.set_xlabel("bytes sent by a client in 30 rounds")
         axes.grid(alpha=0.3)
@@ -255,17 +262,24 @@ def _best_by_size(experiment: str, sizes: dict[str, int]) -> dict[int, list[floa
 
 def compression_table() -> str:
     """What `benchmarks/compression.py` kept, next to FedRP-Subspace at the same bytes up."""
-    kept = json.loads((KEPT / "compression.json").read_text())
-    ours = Run("subspace", "fedrp-subspace-1000", kept["seed"]).result() or {}
-    rows = [("fedrp-subspace, m = 1,000", ours["accuracy"], ours["bytes_up"], ours["bytes_down"])]
-    rows += [(f"`{k}`", m["accuracy"], m["bytes_up"], m["bytes_down"]) for k, m in kept["methods"].items()]
+    paths = [KEPT / name for name in OWN_SCRIPTS["compression"].values()]
+    kept = [json.loads(path.read_text()) for path in paths if path.exists()]
+    ours = [Run("subspace", "fedrp-subspace-1000", outcome["seed"]).result() or {} for outcome in kept]
+    rows = {"fedrp-subspace, m = 1,000": ours}
+    rows |= {f"`{method}`": [outcome["methods"][method] for outcome in kept] for method in kept[0]["methods"]}
+    seeds = ", ".join(str(outcome["seed"]) for outcome in kept)
     return "\n".join(
         [
-            f"`{kept['origin']['command']}`, commit {kept['origin']['commit']}, seed {kept['seed']}.",
+            f"Every line but the first: `{COMPRESSION} --seed SEED --out FILE`.",
             "",
-            "| method | accuracy % | sent B | received B |",
-            "|---|---|---|---|",
-            *(f"| {name} | {accuracy:.2f} | {up:,.0f} | {down:,.0f} |" for name, accuracy, up, down in rows),
+            "| method | seeds | accuracy % | sent B | received B |",
+            "|---|---|---|---|---|",
+            *(
+                _row([name, seeds, _spread(results, "accuracy"), *(_mean(results, key) for key in TRAFFIC)])
+                for name, results in rows.items()
+            ),
+            "",
+            f"Commits: {', '.join(sorted({outcome['origin']['commit'] for outcome in kept}))}.",
         ]
     )
 
@@ -336,14 +350,15 @@ def main() -> None:
 def _measurements(name: str) -> list[tuple[str, Path, Callable[[], None]]]:
     """What an experiment consists of: how it is called, where it is kept, and what makes it."""
     if name in OWN_SCRIPTS:
-        return [(OWN_SCRIPTS[name], KEPT / f"{name}.json", functools.partial(_run_script, name))]
+        kept = {command: KEPT / file for command, file in OWN_SCRIPTS[name].items()}
+        return [(command, path, functools.partial(_run_script, command, path)) for command, path in kept.items()]
     return [(f"{run.name} seed {run.seed}", run.path, functools.partial(perform, run)) for run in runs_of(name)]
 
 
-def _run_script(name: str) -> None:
-    command = [sys.executable, *OWN_SCRIPTS[name].split()[1:]]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
-        raise SystemExit(f"failed: {OWN_SCRIPTS[name]}")
+def _run_script(command: str, out: Path) -> None:
+    script = [sys.executable, *command.split()[1:], "--out", str(out.relative_to(ROOT))]
+    if subprocess.run(script, cwd=ROOT, check=False).returncode:
+        raise SystemExit(f"failed: {command}")
 
 
 if __name__ == "__main__":
