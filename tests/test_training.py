@@ -11,7 +11,7 @@ from torch import nn
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.models import load_vector, public_initial
 from fedrp.rng import RunSeed
-from fedrp.training import Examples, LocalSGD, Objective, Trainer, make_trainer
+from fedrp.training import Examples, LocalSGD, Objective, Trainer, _clipped, make_trainer
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, client_batches, tiny_config
 
 CONFIG = tiny_config(local_epochs=2)
@@ -118,6 +118,11 @@ def test_divergence_names_client_and_round(trainer: Trainer) -> None:
     poisoned = [*DATA[:2], Examples(DATA[2].x * float("inf"), DATA[2].y), DATA[3]]
     with pytest.raises(DivergenceError, match=r"client 12 .*not finite in round 3 .*lr=0\.05.*lower --lr"):
         trainer.train(starts(), poisoned, [10, 11, 12, 13], ROUND, SGD)
+
+
+def test_gradients_whose_squares_overflow_are_clipped_and_do_not_vanish() -> None:
+    gradients = np.full((1, 4), 1e30, np.float32)
+    np.testing.assert_allclose(_clipped(gradients, 1.0), 0.5)
 
 
 def test_divergence_is_seen_where_clipped_gradients_keep_everything_finite(trainer: Trainer) -> None:

@@ -82,7 +82,7 @@ def test_a_payload_with_gaps_arrives_whole() -> None:
 
 
 @settings(max_examples=300)
-@given(st.binary(min_size=1, max_size=200) | st.binary(max_size=200).map(lambda tail: b"FRP\x01" + tail))
+@given(st.binary(min_size=1, max_size=200) | st.binary(max_size=200).map(lambda tail: b"FRP\x03" + tail))
 def test_random_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(WireError):
         wire.decode(noise)
@@ -113,8 +113,8 @@ def test_any_single_flipped_bit_is_refused() -> None:
 
 
 def test_another_version_is_refused_and_says_so() -> None:
-    with pytest.raises(WireError, match=r"version 3, this is version 2.*upgrade"):
-        wire.decode(tampered(upload(), 3, b"\x03"))
+    with pytest.raises(WireError, match=r"version 4, this is version 3.*upgrade"):
+        wire.decode(tampered(upload(), 3, b"\x04"))
 
 
 @pytest.mark.parametrize("count", [4, 2**31 - 1, 2**31, 2**32 - 1])

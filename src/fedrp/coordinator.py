@@ -50,6 +50,7 @@ class Coordinator:
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
     differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
     aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
+    digests: tuple[bytes, ...] = ()  # of the aggregates of all rounds, where uploads are masked
     dealt: Mapping[int, Dealt] = field(default_factory=dict)
 
     @property
@@ -211,6 +212,7 @@ def close_round(
         last_seen=seen,
         differing=server.differing - set(uploads) | differing,
         aggregates={**server.aggregates, round_: aggregate},
+        digests=(*server.digests, secure_sum.digest(aggregate)) if server.config.secure_aggregation else (),
     )
     if dealer is not None and dealer in {*uploads, *differing, *(left_out & set(replies))}:  # not summed, yet it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
@@ -343,7 +345,11 @@ def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
         for past in range(max(first, 1), round_)
         if past in server.aggregates
     ]
-    return [*([_message(server, Kind.REBUILD, round_)] if rebuild else []), *keys, *aggregates]
+    told = [_message(server, Kind.REBUILD, round_)] if rebuild else []
+    missed = max(last, 1)
+    if digests := server.digests[missed - 1 : first - 1]:
+        told.append(_message(server, Kind.DIGESTS, missed, wire.raw(b"".join(digests))))
+    return [*told, *keys, *aggregates]
 
 
 def _chosen(config: RunConfig, coins: Coins) -> tuple[int, ...]:

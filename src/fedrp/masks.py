@@ -30,7 +30,7 @@ class Masker:
     run: bytes
     round: int
     call: Call
-    heard: bytes  # digest of the aggregates that its model rests on
+    heard: bytes  # digest of what it was told in earlier rounds
     round_key: SecretKey | None
 
     def masked(self, words: Words) -> Words:

@@ -8,7 +8,8 @@ the sum of its masks towards E, itself masked by fresh pairwise masks within S: 
 **The rules that every client keeps**, whatever the server says, in memory that outlives its process:
 
 1. One list P per round, of pinned silos, itself among them. Asked again, it sends the same bytes. Masks depend on P,
-   and on the aggregates and the round key that the client was sent: those who were told anything else are not summed.
+   on the round key, and on the aggregates of all rounds (of those that a client missed, on their digests as the server
+   states them; in FedRP-Subspace also on all earlier keys): those who were ever told anything else are not summed.
 2. One set E per round. Asked again, it sends the same bytes. The masks of the recovery depend on E.
 3. |E| >= 2, |S| >= 3, |S| > |P| / 2, and S is not below the quorum.
 
@@ -41,6 +42,7 @@ so no sum over clients leaves the range of 32 bits. The mean is off by at most |
 1.5e-6 for 100 clients of equal weight and bound 64.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable
@@ -57,6 +59,7 @@ Words = npt.NDArray[np.uint32]
 
 MIN_SUMMED = 3  # with two, each would find the other's vector in the average that it gets
 MIN_LEFT_OUT = 2  # see above: two known sums must not differ by one client
+DIGEST_BYTES = 32
 _CHUNK = 1 << 20
 
 
@@ -141,6 +144,14 @@ def choose_left_out(config: RunConfig, call: Call, missing: Iterable[int]) -> tu
     if rest < least:
         raise QuorumError(f"{rest} of {len(call.clients)} clients would be summed, {least} needed")
     return tuple(sorted(left_out))
+
+
+# --- what clients were told ------------------------------------------------------------------------------------------
+
+
+def digest(aggregate: Vector) -> bytes:
+    """What stands for an aggregate where only its identity matters."""
+    return hashlib.sha256(np.ascontiguousarray(aggregate, "<f4").data).digest()
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

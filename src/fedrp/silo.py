@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fedrp import secure_sum, wire
@@ -54,7 +53,7 @@ class Silo:
     state: ClientState | None = None
     envelopes: Mapping[int, Envelope] = field(default_factory=dict)
     call: Call | None = None  # of the last round, where uploads are masked
-    heard: bytes = b""  # digest of the aggregates that its last masked upload rests on
+    heard: bytes = b""  # digest of all aggregates before its last masked upload
     left_out: tuple[int, ...] = ()  # in the recovery of the last round that it helped in; empty for none
     cut: int = 0  # how many numbers were beyond the range of masked uploads, in all rounds
     reply: bytes = b""  # to the last round, to be sent again if that is asked for again
@@ -178,7 +177,7 @@ def respond(
         chosen = [silos[p] for p in together], [sites[p] for p in together], [inboxes[p] for p in together]
         uploads |= dict(zip(together, _train(bench, round_ or 0, *chosen), strict=True))
     return [
-        (silo, silo.reply) if answered[p] else _reply(bench, silo, sites[p], inboxes[p], uploads.get(p))
+        (silo, silo.reply) if answered[p] else _reply(bench, silo, sites[p], inboxes[p], rounds[p], uploads.get(p))
         for p, silo in enumerate(silos)
     ]
 
@@ -200,7 +199,7 @@ def _noted(bench: Workbench, silo: Silo, inbox: list[Message]) -> Silo:
     """The silo after it has put away the sealed keys that it was given, each once its signature is checked."""
     calls = wire.messages_of(inbox, Kind.ROUND)
     repeated = bool(calls) and calls[-1].round <= silo.round  # it has rebuilt its state for this round before
-    if wire.messages_of(inbox, Kind.REBUILD) and not repeated:
+    if wire.messages_of(inbox, Kind.REBUILD) and bench.algorithm.catch_up == "all" and not repeated:
         silo = dataclasses.replace(silo, since=0, state=None)
     envelopes = dict(silo.envelopes)
     for message in wire.messages_of(inbox, Kind.SEALED):
@@ -310,17 +309,15 @@ def _open(bench: Workbench, silo: Silo, site: Site, round_: int) -> SecretKey | 
     return site.identity.open(sealed, _place(bench, round_, dealer, silo.index))
 
 
-def _reply(bench: Workbench, silo: Silo, site: Site, inbox: list[Message], upload: Upload | None) -> tuple[Silo, bytes]:
+def _reply(
+    bench: Workbench, silo: Silo, site: Site, inbox: list[Message], round_: int | None, upload: Upload | None
+) -> tuple[Silo, bytes]:
     replies = [_deal(bench, silo, site, request.round) for request in wire.messages_of(inbox, Kind.DEAL_REQUEST)]
     for request in wire.messages_of(inbox, Kind.RECOVER):
         silo, correction = _recovered(bench, silo, site, request)
         replies.append(correction)
-    if wire.messages_of(inbox, Kind.FINISH):
-        end = wire.messages_of(inbox, Kind.FINISH)[-1].round
-        silo = dataclasses.replace(silo, since=end + 1, state=_finished(bench, silo, site, inbox))
-    if upload is None:
+    if round_ is None or upload is None:
         return silo, wire.encode(replies)
-    round_ = _round_of(bench, silo, site, inbox) or 0
     envelopes = {r: envelope for r, envelope in silo.envelopes.items() if r >= round_}
     if bench.algorithm.exchanges:
         payload: wire.Payload = upload.vector
@@ -347,23 +344,30 @@ def _masked(
             "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
             *(silo.index, round_, cut, vector.size, bound),
         )
-    silo = dataclasses.replace(silo, call=call, heard=_heard(bench, silo, inbox, round_), cut=silo.cut + cut)
+    silo = dataclasses.replace(silo, call=call, heard=_heard(bench, silo, site, inbox, round_), cut=silo.cut + cut)
     return silo, _masker(bench, silo, site, round_, call).masked(words)
 
 
-def _heard(bench: Workbench, silo: Silo, inbox: list[Message], round_: int) -> bytes:
-    """A digest of what a client's model in a round rests on: every aggregate, or the latest where it replaces all.
+def _heard(bench: Workbench, silo: Silo, site: Site, inbox: list[Message], round_: int) -> bytes:
+    """A digest of the aggregates of all rounds so far; of those that a client missed, the server states the digests.
 
-    Were clients with different models summed, a lying server could send all but one of them a model whose update it
-    knows, and would find the update of the one in the sum.
+    Where clients replay missed rounds, and so have every round's key, it covers the keys too.
+    Were clients summed that had ever been told different things, a lying server could bring all but one of them to an
+    upload that it knows, and would find the upload of the one in the sum.
     """
-    every = bench.algorithm.catch_up == "all"
-    digest = silo.heard if every and silo.since else b""
-    for past in range(silo.since if every else round_ - 1, round_):
+    stated: dict[int, bytes] = {}
+    for message in wire.messages_of(inbox, Kind.DIGESTS):
+        data, size = message.payload.tobytes(), secure_sum.DIGEST_BYTES
+        stated |= {message.round + i: data[i * size : (i + 1) * size] for i in range(len(data) // size)}
+    heard = silo.heard if silo.since else b""
+    for past in range(silo.since, round_):
         aggregate = _aggregate(bench, inbox, past)
-        if aggregate is not None:
-            digest = hashlib.sha256(digest + np.ascontiguousarray(aggregate, "<f4").tobytes()).digest()
-    return digest
+        digest = stated.get(past, b"") if aggregate is None else secure_sum.digest(aggregate)
+        if past > 0 and not digest:
+            raise ProtocolError(f"client {silo.index} was not told the aggregate of round {past}, nor its digest")
+        key = _open(bench, silo, site, past) if bench.algorithm.catch_up == "all" else None
+        heard = hashlib.sha256(heard + digest + (key.derive("heard").reveal() if key else b"")).digest()
+    return heard
 
 
 def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:

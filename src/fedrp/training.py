@@ -196,7 +196,10 @@ class Trainer:
 def _clipped(gradients: Stack, limit: float) -> Stack:
     """The gradients, each row scaled down to norm `limit` where it is longer; in place."""
     for row in gradients if limit else ():
-        norm = np.linalg.norm(row)
+        with np.errstate(over="ignore"):
+            norm = np.linalg.norm(row)
+        if not np.isfinite(norm):  # of numbers whose squares overflow: scaled by 1/inf they would vanish
+            norm = np.linalg.norm(row.astype(np.float64))
         if norm > limit:
             row *= np.float32(limit) / norm
     return gradients

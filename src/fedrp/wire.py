@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fedrp.errors import WireError
 
-VERSION = 2
+VERSION = 3
 SERVER = 0xFFFFFFFF  # the sender field of messages from the server
 RUN_ID_BYTES = 16
 FINGERPRINT_BYTES = 16
@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     REBUILD = 10  # server -> client: your copy of the common model differs; start again from the log in this packet
     RECOVER = 11  # server -> client: these clients are left out of the sum, help to take their masks off
     CORRECTION = 12  # client -> server: the answer to it
+    DIGESTS = 13  # server -> client: of the aggregates that you missed, from this round on (secure aggregation only)
 
 
 @dataclass(frozen=True, eq=False)
