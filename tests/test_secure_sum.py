@@ -479,7 +479,7 @@ def test_clients_that_were_ever_given_different_keys_are_not_summed(lie: bool) -
             for m in wire.decode(packets[2])
         )
     run.close(run.deliver(packets))
-    run.server = dataclasses.replace(run.server, differing=frozenset(), last_seen=(2,) * 6)  # it would have them rebuild
+    run.server = dataclasses.replace(run.server, differing=frozenset(), last_seen=(2,) * 6)  # else: rebuild
     assert cancel(run.deliver(run.open())) != lie
 
 
