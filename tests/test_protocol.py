@@ -12,12 +12,13 @@ import pytest
 from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.coordinator import RoundReport
-from fedrp.errors import ProtocolError, QuorumError, WireError
+from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.models import secret_initial
 from fedrp.projection import make_projection
 from fedrp.roster import Member, Roster
 from fedrp.sealing import ENVELOPE_BYTES, Identity, Place, seal_to_all, split, verify
 from fedrp.secret import SecretKey
+from fedrp.silo import hello
 from fedrp.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
@@ -229,6 +230,7 @@ BAD_UPLOADS: dict[str, Callable[[bytes], bytes]] = {
     "of another run": lambda packet: altered(packet, Kind.UPLOAD, run=b"some other run.."),
     "of another projection": lambda packet: altered(packet, Kind.UPLOAD, projection=9),
     "without weight": lambda packet: altered(packet, Kind.UPLOAD, weight=0),
+    "with all the weight": lambda packet: altered(packet, Kind.UPLOAD, weight=2**32 - 1),
     "not finite": not_finite,
     "altered on the way": lambda packet: packet[:-1] + bytes([packet[-1] ^ 1]),
     "truncated": lambda packet: packet[:-1],
@@ -251,6 +253,31 @@ def test_a_bad_upload_is_refused_and_the_round_goes_on_with_the_others(bad: str,
     clean.close({client: good[client] for client in (0, 1, 2)})
     assert np.array_equal(run.server.aggregates[1], clean.server.aggregates[1])
     assert run.round().participants == (0, 1, 2, 3)  # and next time it is welcome again
+
+
+def test_a_client_that_comes_back_with_more_data_is_not_welcome() -> None:
+    """Its upload of the open round, or masks towards it, were made with the weight that it had."""
+    run = Federation(tiny_config("fedavg", weighting="samples"))
+    (message,) = wire.decode(hello(run.bench, 2, run.sites[2]))
+    more = wire.encode([dataclasses.replace(message, weight=message.weight + 2)])
+    with pytest.raises(ProtocolError, match=r"client 2 came back with weight \d+, it had \d+"):
+        coordinator.welcome(run.server, {2: more})
+    assert coordinator.welcome(run.server, {2: wire.encode([message])}) == run.server
+
+
+def test_an_average_that_overflows_is_said_and_not_kept() -> None:
+    run = Federation(tiny_config("fedavg", server_momentum=0.9, rounds=4))
+    run.round()
+    huge = np.full(run.server.upload_size, 3e38, np.float32)
+
+    def uploads(round_: int) -> dict[int, bytes]:
+        return {c: wire.encode([Message(Kind.UPLOAD, run.run, round_, c, huge, weight=1)]) for c in run.silos}
+
+    run.open()
+    run.server, _ = coordinator.close_round(run.server, uploads(2))
+    run.open()
+    with np.errstate(over="ignore"), pytest.raises(DivergenceError, match=r"round 3: .* too large to be averaged"):
+        coordinator.close_round(run.server, uploads(3))
 
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused() -> None:

@@ -240,12 +240,12 @@ def test_numbers_beyond_the_range_are_cut_off_and_counted(caplog: pytest.LogCapt
     run = secure("fedavg", secure_range=0.1)
     with caplog.at_level(logging.WARNING):
         run.round()
-    assert run.silos[0].cut > 0
     assert "numbers beyond +-0.1 were cut off before masking" in caplog.text
     assert np.abs(run.server.aggregates[1]).max() <= 0.1 + 1e-6
-    generous = secure("fedavg")
-    generous.round()
-    assert generous.silos[0].cut == 0
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        secure("fedavg").round()
+    assert not caplog.text
 
 
 # --- what a client refuses -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fedrp.aggregate import Vector, weighted_mean
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
-from fedrp.errors import ProtocolError, QuorumError, WireError
+from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.sealing import ENVELOPE_BYTES, split
 from fedrp.secure_sum import Call
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
@@ -82,7 +82,7 @@ def welcome(server: Coordinator, hellos: Packets) -> Coordinator:
     """The server once clients have said hello, at any time and in any number: their weights, and one roster for all.
 
     Raises:
-        ProtocolError: a client has another roster than those before it.
+        ProtocolError: a client has another roster than those before it, or another weight than it had.
     """
     roster, weights = server.roster, list(server.weights)
     for client, packet in sorted(hellos.items()):
@@ -92,6 +92,11 @@ def welcome(server: Coordinator, hellos: Packets) -> Coordinator:
             raise ProtocolError(f"client {client} has another roster than the others: compare 'fedrp roster show'")
         if client >= len(weights) or message.weight < 1:
             raise ProtocolError(f"client {client} is not one of {len(weights)}, or has no weight")
+        if weights[client] not in (0, message.weight):  # uploads and masks of the open round were made with it
+            raise ProtocolError(
+                f"client {client} came back with weight {message.weight}, it had {weights[client]}: "
+                "a run goes on with the data that it began with"
+            )
         roster, weights[client] = digest, message.weight
     return dataclasses.replace(server, roster=roster, weights=tuple(weights))
 
@@ -166,6 +171,7 @@ def close_round(
     Raises:
         QuorumError: too few of the participants sent a valid upload. The round can be opened again, for those who are
             `outstanding`.
+        DivergenceError: the aggregate is not finite.
         ProtocolError: a copy differs although it was rebuilt, and without it the round is none.
     """
     round_ = server.round + 1
@@ -201,6 +207,8 @@ def close_round(
     carried = server.algorithm.carried(server.config, past)
     if carried is not None:
         aggregate = aggregate + carried
+    if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
+        raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     dealer = _next_dealer(server, server.participants, round_)
     seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
     left_out = set(server.left_out)
@@ -240,11 +248,11 @@ def _received(server: Coordinator, replies: Packets) -> _Received:
     for client in sorted(replies):
         try:
             message = _only(server, replies[client], Kind.UPLOAD, client)
-            if message.round != round_ or client not in server.participants or message.weight < 1:
+            if message.round != round_ or client not in server.participants:
                 raise ProtocolError(f"upload for round {message.round}, expected round {round_}")
             (wire.words if secure else wire.vector)(message, server.upload_size)
-            if secure and message.weight != _call(server, (client,)).weights[0]:
-                raise ProtocolError(f"client {client} sent another weight than was announced for it")
+            if message.weight != _call(server, (client,)).weights[0]:
+                raise ProtocolError(f"client {client} sent another weight than it said hello with")
             uploads[client] = message
         except (WireError, ProtocolError) as error:
             refused[client] = str(error)

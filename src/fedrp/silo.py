@@ -55,7 +55,6 @@ class Silo:
     call: Call | None = None  # of the last round, where uploads are masked
     heard: bytes = b""  # digest of all aggregates before its last masked upload
     left_out: tuple[int, ...] = ()  # in the recovery of the last round that it helped in; empty for none
-    cut: int = 0  # how many numbers were beyond the range of masked uploads, in all rounds
     reply: bytes = b""  # to the last round, to be sent again if that is asked for again
 
     def record(self) -> dict[str, Any]:
@@ -69,7 +68,6 @@ class Silo:
             "call": self.call and [list(self.call.clients), list(self.call.weights)],
             "heard": self.heard.hex(),
             "left_out": list(self.left_out),
-            "cut": self.cut,
         }
 
     @classmethod
@@ -86,7 +84,6 @@ class Silo:
             call=call,
             heard=bytes.fromhex(record["heard"]),
             left_out=tuple(record["left_out"]),
-            cut=record["cut"],
             reply=reply,
         )
 
@@ -344,7 +341,7 @@ def _masked(
             "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
             *(silo.index, round_, cut, vector.size, bound),
         )
-    silo = dataclasses.replace(silo, call=call, heard=_heard(bench, silo, site, inbox, round_), cut=silo.cut + cut)
+    silo = dataclasses.replace(silo, call=call, heard=_heard(bench, silo, site, inbox, round_))
     return silo, _masker(bench, silo, site, round_, call).masked(words)
 
 

@@ -142,8 +142,9 @@ def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
 
 
 def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
-    """Have the clients say hello and deal the first round keys, where there are secrets."""
-    if not server.algorithm.secret and not server.config.secure_aggregation:
+    """Have the clients say hello, where something depends on it, and deal the first round keys."""
+    config = server.config
+    if not (server.algorithm.secret or config.secure_aggregation or config.weighting == "samples"):
         return server, Traffic()
     hellos = hosts.hello()
     server, keys = _keys(coordinator.welcome(server, hellos), hosts)
