@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 import socket
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from fedrp.flower.envelope import FINISH, HELLO, ROUND, RefusedError, packet_of,
 from fedrp.flower.local import local_run
 from fedrp.flower.relay import Relay
 from fedrp.flower.server import parameter_count
-from fedrp.flower.settings import Pacing, run_settings
+from fedrp.flower.settings import Pacing, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, LocalTask
 from fedrp.models import MODELS, ModelFactory, built, layout_of, secret_initial
 from fedrp.projection import make_projection
@@ -29,7 +31,7 @@ from fedrp.serverfolder import ServerFolder
 from fedrp.simulate import delivering_client, seeded_coins
 from fedrp.wire import Kind
 from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
-from helpers import FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
+from helpers import ROOT, FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
 
 SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
@@ -378,6 +380,67 @@ def test_a_site_takes_part_only_in_what_it_agreed_to(tmp_path: Path, caplog: pyt
     reason = (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
     assert "the run has algorithm=fedavg, this site agreed to fedrp-subspace" in reason
     assert run.store()["missing"] == [1]
+
+
+DOCUMENTED = {
+    **tomllib.loads((ROOT / "examples/flower_app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
+    "rounds": 20,
+}
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    """The file of docs/deploy.md."""
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    (tmp_path / "agreed.toml").write_text(text)
+    return tmp_path / "agreed.toml"
+
+
+def test_the_documented_agreement_fits_the_documented_run_however_it_trains(agreed: Path) -> None:
+    require_agreed(agreed, DOCUMENTED)
+    training = {"local-epochs": 5, "batch-size": 8, "lr": 0.3, "momentum": 0.1, "grad-clip": 0.0, "proximal": 0.1}
+    require_agreed(agreed, {**DOCUMENTED, **training, "server-momentum": 0.1, "rho": 0.5, "seed": 7})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"algorithm": "fedavg"}, "algorithm=fedavg, this site agreed to fedrp-subspace"),
+        ({"rounds": 21}, "rounds=21, this site agreed to 20"),
+        ({"secure-aggregation": False}, "secure_aggregation=False, which .* the default, True"),
+        ({"dp-delta": 0.5}, "dp_delta=0.5, which .* the default, 1e-05"),
+        ({"dp-epsilon": 1e6}, "dp_epsilon=1000000.0, which .* the default, auto"),
+        ({"noise-multiplier": 0.0}, "noise_multiplier=0.0, which .* the default, auto"),
+        ({"dp-noise": "local"}, "dp_noise=local"),
+        ({"clip": 1e6}, "clip=1000000.0"),
+        ({"clip-quantile": 0.9}, "clip_quantile=0.9"),
+        ({"quorum": 0.1}, "quorum=0.1"),
+        ({"participation": 0.5}, "participation=0.5"),
+        ({"sampling": "poisson"}, "sampling=poisson"),
+        ({"weighting": "samples"}, "weighting=samples"),
+        ({"sealing": "hybrid"}, "sealing=hybrid"),
+        ({"secure-range": 1e9}, "secure_range="),
+        ({"ball": 1e6}, "ball="),
+        ({"ball": 1e6, "norm-floor": 1e-9}, "ball="),
+        ({"sensitivity": 1e-9}, "sensitivity="),
+        ({"dim": 61706}, "dim=61706"),
+        ({"projection": "sign"}, "projection=sign"),
+        ({"dataset": "npz:/home/others.npz"}, "dataset=npz:/home/others.npz"),
+        ({"train-examples": 1}, "train_examples=1"),
+    ],
+)
+def test_what_an_agreement_does_not_list_has_its_default(changes: dict[str, object], told: str, agreed: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the run has {told}"):
+        require_agreed(agreed, {**DOCUMENTED, **changes})
+
+
+def test_an_assumed_sensitivity_leaves_nothing_free(agreed: Path) -> None:
+    """It is an assumption about training: with a larger step a record moves a model further."""
+    agreed.write_text('algorithm = "fedrp"\nclients = 3\nrounds = 20\nsensitivity = 0.1\n')
+    run = {**DOCUMENTED, "algorithm": "fedrp", "sensitivity": 0.1}
+    require_agreed(agreed, run)
+    with pytest.raises(ConfigError, match=r"lr=0.5, which .* the default, auto"):
+        require_agreed(agreed, {**run, "lr": 0.5})
 
 
 @pytest.mark.parametrize("name", MODELS)
