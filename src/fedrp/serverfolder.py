@@ -65,6 +65,19 @@ class ServerFolder:
         """Write the server's state. Until this returns, the old one stands."""
         write_atomically(self._state_file, packed_server(server))
 
+    def served(self) -> frozenset[int]:
+        """The clients that have got the last model, in any sitting."""
+        try:
+            return frozenset(map(int, json.loads(self._served_file.read_text())))
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, ValueError, TypeError) as error:
+            raise SiteError(f"{self._served_file} is damaged ({error}): remove it") from None
+
+    def keep_served(self, clients: frozenset[int]) -> None:
+        """Write which clients have the last model."""
+        write_atomically(self._served_file, json.dumps(sorted(clients)).encode())
+
     def report(self, changes: Mapping[str, object]) -> None:
         """Bring the status file up to date."""
         write_status(self.root, {**read_status(self.root), **changes})
@@ -76,6 +89,10 @@ class ServerFolder:
     @property
     def _state_file(self) -> Path:
         return self.root / "server.safetensors"
+
+    @property
+    def _served_file(self) -> Path:
+        return self.root / "served.json"
 
 
 def _run_id(root: Path, settings: dict[str, Any]) -> bytes:
