@@ -65,7 +65,7 @@ class Carrier:
     @property
     def _introducing(self) -> bool:
         """Whether someone who is online was asked who it is and has not answered."""
-        return not self._online.isdisjoint(self._greetings.values())
+        return bool(self._online & (set(self._greetings.values()) - set(self.homes.values())))
 
     def present(self) -> frozenset[int]:
         """Clients that are online now."""
