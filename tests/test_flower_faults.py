@@ -604,4 +604,4 @@ def test_a_store_that_the_sites_are_past_cannot_go_on_and_says_so(
     caplog.clear()
     with pytest.raises(QuorumError, match="round 2: 0 valid uploads"):
         run.run()
-    assert "all refuse round 2 (ProtocolError): the store is probably an older copy" in caplog.text
+    assert "all refuse round 2 (ProtocolError): if this store was put back from a copy" in caplog.text

@@ -1,10 +1,13 @@
 """The folder of a deployed server: enough to go on after a kill at any moment.
 
-STORE/run.json             run id and config
-      server.safetensors   all that the server knows between two rounds, see `fedrp.coordinator.Coordinator`
-      status.json          how things are
-      log.jsonl            what happened, a line per event
-      lock                 held while the server runs
+    STORE/run.json             run id and config
+          server.safetensors   all that the server knows between two rounds, see `fedrp.coordinator.Coordinator`
+          served.json          which clients have the last model, once the run is over
+          status.json          how things are
+          log.jsonl            what happened, a line per event
+          lock                 held while the server runs
+
+It holds no key, no model, no matrix.
 """
 
 import dataclasses

@@ -273,8 +273,8 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
             carrier.say(f"{error} {_troubles(answers)}; attempt {attempt} of {carrier.pacing.attempts}")
             if asked and all(answers.refused.get(client) == ProtocolError.__name__ for client in asked):
                 carrier.say(
-                    f"all refuse round {server.round + 1} (ProtocolError): the store is probably an older copy, "
-                    "and the sites are past it; put the latest back, or begin a new run with another store"
+                    f"all refuse round {server.round + 1} (ProtocolError): if this store was put back from a copy, "
+                    "the sites are past it; put the latest back, or begin a new run with another store"
                 )
             if attempt == carrier.pacing.attempts:
                 raise
