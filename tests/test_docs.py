@@ -94,7 +94,13 @@ def test_commands_and_options_exist(page: str, line: str) -> None:
 
 # --- deployment ------------------------------------------------------------------------------------------------------
 
-PROGRAMS = [("flower-superlink",), ("flower-supernode",), ("flwr", "run"), ("flwr", "supernode", "register")]
+PROGRAMS = [
+    ("flower-superlink",),
+    ("flower-supernode",),
+    ("flwr", "build"),
+    ("flwr", "run"),
+    ("flwr", "supernode", "register"),
+]
 
 
 def flower_commands() -> list[str]:

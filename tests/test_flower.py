@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 import socket
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +13,25 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from fedrp import simulate
+from fedrp import simulate, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.client import client_app, make_client_app
-from fedrp.flower.envelope import FINISH, HELLO, ROUND, RefusedError, packet_of
+from fedrp.flower.envelope import FINISH, HELLO, ROUND, RefusedError, packet_of, question
+from fedrp.flower.local import local_run
 from fedrp.flower.relay import Relay
 from fedrp.flower.server import parameter_count
-from fedrp.flower.settings import Pacing, run_settings
+from fedrp.flower.settings import Pacing, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, LocalTask
-from fedrp.models import MODELS, built, layout_of, secret_initial
+from fedrp.models import MODELS, ModelFactory, built, layout_of, secret_initial
 from fedrp.projection import make_projection
 from fedrp.roster import load_identity
+from fedrp.serverfolder import ServerFolder
 from fedrp.simulate import delivering_client, seeded_coins
-from flower_helpers import FlowerFederation, tiny_load
-from helpers import FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
+from fedrp.wire import Kind
+from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
+from helpers import ROOT, FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
 
 SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
@@ -123,6 +128,69 @@ def test_bytes_are_counted_alike_on_both_sides(tmp_path: Path) -> None:
         same = [site for site in sites if site["event"] == "round" and site["round"] == line["round"]]
         assert line["bytes_up"] == sum(site["bytes_up"] for site in same)
         assert line["bytes_down"] == sum(site["bytes_down"] for site in same)
+
+
+# --- a run and its settings ------------------------------------------------------------------------------------------
+
+
+def asked_by_hand(run: FlowerFederation, client: int, round_: int) -> Message:
+    """A client's reply to a server that calls for a round, whatever rounds there are and without a HELLO."""
+    known = bytes.fromhex(json.loads((run.root / "store" / "run.json").read_text())["run"])
+    past = (
+        [wire.Message(Kind.AGGREGATE, known, round_ - 1, wire.SERVER, np.zeros(83, np.float32))] if round_ > 1 else []
+    )
+    call = wire.Message(Kind.ROUND, known, round_, wire.SERVER, wire.EMPTY, 4)
+    with local_run():
+        return run.answer(client, question(wire.encode([*past, call]), FIRST_NODE + client, ROUND, known, round_))
+
+
+def test_a_run_keeps_its_settings_to_the_end_of_time(tmp_path: Path) -> None:
+    """More rounds, without noise, under the id of a run that is accounted for: a server gets nothing."""
+    run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", noise_multiplier=2.0, rounds=2, dp_noise="local"))
+    run.run()
+    stated = run.status(1)["privacy"]
+    run.run_config |= {"rounds": 50, "noise_multiplier": 0.0}
+    with pytest.raises(RefusedError, match=r"^ConfigError$"):
+        packet_of(asked_by_hand(run, 1, 3))
+    assert "began with rounds=2 here, not 50" in (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
+    assert (run.status(1)["round"], run.status(1)["privacy"]) == (2, stated)
+
+
+def test_a_site_states_its_privacy_and_settings_also_to_a_server_that_does_not_greet(tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", noise_multiplier=2.0, dp_noise="local"))
+    with ServerFolder.open(tmp_path / "store", run.config):
+        assert packet_of(asked_by_hand(run, 1, 1))
+    assert run.status(1)["privacy"] == [str(statement) for statement in run.simulated().privacy]
+    run.run_config |= {"noise_multiplier": 0.0}
+    with pytest.raises(RefusedError, match=r"^ConfigError$"):
+        packet_of(asked_by_hand(run, 1, 2))
+
+
+@pytest.mark.parametrize("kind", [HELLO, ROUND])
+def test_a_site_whose_weight_changed_sits_the_rest_of_the_run_out(kind: str, tmp_path: Path) -> None:
+    """Uploads with another weight than announced would make a masked sum random."""
+    grown: list[int] = []
+
+    def load(context: ClientContext) -> LocalTask:
+        task = tiny_load(context)
+        x, y = task.train
+        more = len(grown) if context.index == 1 else 0
+        return dataclasses.replace(task, train=(torch.cat([x, x[:more]]), torch.cat([y, y[:more]])))
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg", weighting="samples", rounds=2), load)
+    refused: list[str] = []
+
+    def reply(client: int, message: Message) -> Message:
+        if client == 1 and message.metadata.message_type == ROUND and run.store().get("round") == 1:
+            grown.append(client)
+            again = Message(message.content, 101, kind, group_id=message.metadata.group_id)
+            refused.append(next(iter(run.answer(client, again).content.config_records.values())).get("refused"))
+        return run.answer(client, message)
+
+    run.run(reply)
+    assert set(refused) == {"DataError"}
+    assert "now there are" in (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
+    assert run.store()["participants"] == [0, 2, 3]
 
 
 # --- what the server learns ------------------------------------------------------------------------------------------
@@ -314,6 +382,67 @@ def test_a_site_takes_part_only_in_what_it_agreed_to(tmp_path: Path, caplog: pyt
     assert run.store()["missing"] == [1]
 
 
+DOCUMENTED = {
+    **tomllib.loads((ROOT / "examples/flower_app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
+    "rounds": 20,
+}
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    """The file of docs/deploy.md."""
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    (tmp_path / "agreed.toml").write_text(text)
+    return tmp_path / "agreed.toml"
+
+
+def test_the_documented_agreement_fits_the_documented_run_however_it_trains(agreed: Path) -> None:
+    require_agreed(agreed, DOCUMENTED)
+    training = {"local-epochs": 5, "batch-size": 8, "lr": 0.3, "momentum": 0.1, "grad-clip": 0.0, "proximal": 0.1}
+    require_agreed(agreed, {**DOCUMENTED, **training, "server-momentum": 0.1, "rho": 0.5, "seed": 7})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"algorithm": "fedavg"}, "algorithm=fedavg, this site agreed to fedrp-subspace"),
+        ({"rounds": 21}, "rounds=21, this site agreed to 20"),
+        ({"secure-aggregation": False}, "secure_aggregation=False, which .* the default, True"),
+        ({"dp-delta": 0.5}, "dp_delta=0.5, which .* the default, 1e-05"),
+        ({"dp-epsilon": 1e6}, "dp_epsilon=1000000.0, which .* the default, auto"),
+        ({"noise-multiplier": 0.0}, "noise_multiplier=0.0, which .* the default, auto"),
+        ({"dp-noise": "local"}, "dp_noise=local"),
+        ({"clip": 1e6}, "clip=1000000.0"),
+        ({"clip-quantile": 0.9}, "clip_quantile=0.9"),
+        ({"quorum": 0.1}, "quorum=0.1"),
+        ({"participation": 0.5}, "participation=0.5"),
+        ({"sampling": "poisson"}, "sampling=poisson"),
+        ({"weighting": "samples"}, "weighting=samples"),
+        ({"sealing": "hybrid"}, "sealing=hybrid"),
+        ({"secure-range": 1e9}, "secure_range="),
+        ({"ball": 1e6}, "ball="),
+        ({"ball": 1e6, "norm-floor": 1e-9}, "ball="),
+        ({"sensitivity": 1e-9}, "sensitivity="),
+        ({"dim": 61706}, "dim=61706"),
+        ({"projection": "sign"}, "projection=sign"),
+        ({"dataset": "npz:/home/others.npz"}, "dataset=npz:/home/others.npz"),
+        ({"train-examples": 1}, "train_examples=1"),
+    ],
+)
+def test_what_an_agreement_does_not_list_has_its_default(changes: dict[str, object], told: str, agreed: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the run has {told}"):
+        require_agreed(agreed, {**DOCUMENTED, **changes})
+
+
+def test_an_assumed_sensitivity_leaves_nothing_free(agreed: Path) -> None:
+    """It is an assumption about training: with a larger step a record moves a model further."""
+    agreed.write_text('algorithm = "fedrp"\nclients = 3\nrounds = 20\nsensitivity = 0.1\n')
+    run = {**DOCUMENTED, "algorithm": "fedrp", "sensitivity": 0.1}
+    require_agreed(agreed, run)
+    with pytest.raises(ConfigError, match=r"lr=0.5, which .* the default, auto"):
+        require_agreed(agreed, {**run, "lr": 0.5})
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_server_counts_parameters_without_holding_any(name: str) -> None:
     def build() -> object:
@@ -336,6 +465,19 @@ def test_the_server_counts_a_pretrained_model_without_taking_its_weights() -> No
 
     assert parameter_count(pretrained) == 83  # and no warning
     assert all(tensor.is_meta for tensor in built_here[0].state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (lambda: 1 // 0, "the model cannot be built: integer division or modulo by zero"),
+        (lambda: None, "the model is built as a NoneType"),
+        (TinyNet(), "the model is a TinyNet: give what builds it"),
+    ],
+)
+def test_a_server_whose_model_is_none_says_so_in_one_line(model: ModelFactory, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parameter_count(model)
 
 
 # --- after the end ---------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,13 @@ from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.errors import QuorumError, SiteError
 from fedrp.flower.envelope import FINISH, ROUND, answer, packet_of
+from fedrp.flower.local import LocalGrid, run_locally
+from fedrp.flower.server import server_app
 from fedrp.roster import entry_of, merged, new_identity, write_roster
 from fedrp.simulate import delivering_client
 from fedrp.wire import Kind
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
-from helpers import mounted, tiny_config
+from helpers import TinyNet, mounted, tiny_config
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
 EXACT = {"projection": "sign"}  # results are equal to the last bit, on every machine
@@ -535,3 +538,70 @@ def test_the_last_message_can_be_lost_too(tmp_path: Path) -> None:
     assert reply.happened
     assert run.store()["missing"] == []
     assert np.array_equal(same_model(run), undisturbed(run))
+
+
+# --- after the end ---------------------------------------------------------------------------------------------------
+
+
+class SlowGrid(LocalGrid):
+    """A grid on which a message takes its time: longer to one node, whose machine is slower, than to the others."""
+
+    def __init__(self, answer: Callable[[int, Message], Message | None], nodes: list[int], slow: int) -> None:
+        super().__init__(answer, lambda: nodes)
+        self.slow, self.ready = slow, dict[str, float]()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = []
+        for message in messages:
+            (message_id,) = super().push_messages([message])
+            pushed.append(message_id)
+            self.ready[message_id] = time.monotonic() + (2.0 if message.metadata.dst_node_id == self.slow else 0.1)
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return super().pull_messages([m for m in message_ids if self.ready[m] <= time.monotonic()])
+
+
+def test_a_slow_site_that_was_away_gets_the_model_in_the_next_sitting_and_the_others_are_not_asked(
+    tmp_path: Path,
+) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT))
+    run.run(online=lambda: [0, 2, 3] if run.store().get("round") == 3 else range(4))
+    assert run.store()["missing"] == [1]
+    run.sent.clear()
+    run_locally(server_app(TinyNet), SlowGrid(run._watched(run.answer), [100, 101, 102, 103], 101), run.run_config)
+    assert run.store()["missing"] == []
+    assert [len(run.sent_to(client, FINISH)) for client in range(4)] == [0, 1, 0, 0]
+    assert np.array_equal(same_model(run), undisturbed(run))
+
+
+def test_a_site_that_stays_away_is_not_waited_for(tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT))
+    run.run(online=lambda: [0, 2, 3] if run.store().get("round") == 3 else range(4))
+    began = time.monotonic()
+    run.run(online=lambda: [0, 2, 3])
+    assert time.monotonic() - began < 60  # of a round-timeout of 120
+    assert run.store()["missing"] == [1]
+
+
+# --- a store from a copy ---------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_the_sites_are_past_cannot_go_on_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT, rounds=4), round_timeout=3.0, attempts=2)
+    store, copy = tmp_path / "store", tmp_path / "copy"
+
+    def reply(client: int, message: Message) -> Message:
+        if round_of(message) == 2 and not copy.exists():
+            shutil.copytree(store, copy)
+        return run.answer(client, message)
+
+    run.run(reply)
+    shutil.rmtree(store)
+    copy.rename(store)
+    caplog.clear()
+    with pytest.raises(QuorumError, match="round 2: 0 valid uploads"):
+        run.run()
+    assert "all refuse round 2 (ProtocolError): if this store was put back from a copy" in caplog.text

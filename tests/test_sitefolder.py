@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedrp.algorithms import ALGORITHMS
-from fedrp.errors import ConfigError, SiteError
+from fedrp.config import RunConfig
+from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.serverfolder import ServerFolder
 from fedrp.silo import Silo
@@ -113,6 +114,27 @@ def test_a_file_of_something_else_is_refused(folder: SiteFolder) -> None:
         folder.load(1)
 
 
+# --- what a run began with -------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_tied_to_what_it_began_with(tmp_path: Path) -> None:
+    folder = SiteFolder.open(tmp_path, bytes(16))
+    folder.settle(tiny_config("fedavg"), 30)
+    folder.settle(tiny_config("fedavg"), 30)
+    with pytest.raises(ConfigError, match=r"began with rounds=3 here, not 4: other settings need a run of their own"):
+        folder.settle(tiny_config("fedavg", rounds=4), 30)
+    with pytest.raises(DataError, match=r"began with 30 examples here, now there are 31"):
+        folder.settle(tiny_config("fedavg"), 31)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"config": {}}', '{"config": 3, "weight": 1}'])
+def test_a_state_without_what_its_run_began_with_is_refused(text: str | None, folder: SiteFolder) -> None:
+    if text is not None:
+        (folder.root / "run.json").write_text(text)
+    with pytest.raises(SiteError, match=r"run.json is damaged .*: let this site sit the run out"):
+        folder.settle(tiny_config("fedrp"), 1)
+
+
 # --- a disk that is full, a process that is killed -------------------------------------------------------------------
 
 
@@ -203,19 +225,49 @@ def test_a_server_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
         assert np.array_equal(model, plain.final_models()[client])
 
 
+def run_of(store: Path, config: RunConfig) -> bytes:
+    with ServerFolder.open(store, config) as folder:
+        return folder.run
+
+
 def test_a_store_keeps_its_run_and_refuses_other_settings(tmp_path: Path) -> None:
-    first = ServerFolder.open(tmp_path / "store", tiny_config())
-    assert ServerFolder.open(tmp_path / "store", tiny_config()) == first
-    assert ServerFolder.open(tmp_path / "other", tiny_config()).run != first.run
+    first = run_of(tmp_path / "store", tiny_config())
+    assert run_of(tmp_path / "store", tiny_config()) == first
+    assert run_of(tmp_path / "other", tiny_config()) != first
     with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 5"):
-        ServerFolder.open(tmp_path / "store", tiny_config(seed=5))
+        run_of(tmp_path / "store", tiny_config(seed=5))
+
+
+def test_of_two_servers_that_begin_at_once_one_makes_the_run_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes when the first has seen that there is no run yet, and is about to write one."""
+    begun: list[bytes] = []
+
+    def second_comes(path: Path, data: bytes) -> None:
+        monkeypatch.setattr("fedrp.serverfolder.write_atomically", write_atomically)
+        with pytest.raises(SiteError, match="another process is working"):
+            begun.append(run_of(tmp_path, tiny_config()))
+        write_atomically(path, data)
+
+    monkeypatch.setattr("fedrp.serverfolder.write_atomically", second_comes)
+    first = run_of(tmp_path, tiny_config())
+    assert not begun
+    assert run_of(tmp_path, tiny_config()) == first
+
+
+def test_a_store_with_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    run = Federation(tiny_config("fedavg"))
+    ServerFolder(tmp_path, run.run).save(run.server)
+    with pytest.raises(SiteError, match=r"server.safetensors belongs to another run"):
+        ServerFolder(tmp_path, bytes(16)).load(dataclasses.replace(run.server, run=bytes(16)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"run": "zz"}', '{"run": 3}'])
 def test_a_damaged_store_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(SiteError, match=r"run.json is damaged"):
-        ServerFolder.open(tmp_path, tiny_config())
+        run_of(tmp_path, tiny_config())
 
 
 def test_a_log_line_is_json_and_a_full_disk_does_not_stop_the_work(tmp_path: Path, small_disk: Path) -> None:

@@ -1,12 +1,14 @@
 """The folder of a deployed client: all it keeps between two messages, in one file that is always complete.
 
-    STATE/RUN/state.safetensors   the client's state, see `fedrp.silo.Silo`; no opened key is in it
+    STATE/RUN/run.json            settings of the run and the site's weight in it, as they were at the first message
+              state.safetensors   the client's state, see `fedrp.silo.Silo`; no opened key is in it
               status.json         how things are, for people and monitors
               log.jsonl           what happened, a line per event
               model.safetensors   the delivered model, once the run is over
               lock                held while a message is worked on
 
-RUN is the run id: a client that meets an old run again still knows how far it went, and refuses to do a round twice.
+RUN is the run id: a client that meets an old run again still knows how far it went, and refuses to do a round twice,
+or one with other settings than those that it was told of first: privacy is accounted for these.
 """
 
 import json
@@ -23,7 +25,8 @@ from safetensors.numpy import save
 from safetensors.torch import save as packed
 
 from fedrp.algorithms.base import ClientState
-from fedrp.errors import SiteError
+from fedrp.config import RunConfig, to_json
+from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.models import State
 from fedrp.silo import Silo
@@ -52,6 +55,35 @@ class SiteFolder:
     def lock(self, patience: float = 600.0) -> AbstractContextManager[None]:
         """Keep other processes away from this folder; waits for one that is at work."""
         return locked(self.root / "lock", patience)
+
+    def settle(self, config: RunConfig, weight: int) -> None:
+        """Tie the run id to its settings and to this site's weight, for good, with the first message.
+
+        Raises:
+            ConfigError: this run began with other settings here.
+            DataError: it began with another weight here.
+            SiteError: what it began with cannot be read.
+        """
+        path, settings = self.root / "run.json", json.loads(to_json(config))
+        if not path.exists() and not self._state_file.exists():
+            write_atomically(path, json.dumps({"config": settings, "weight": weight}, indent=2).encode())
+            return
+        try:
+            begun = json.loads(path.read_text())
+            known, known_weight = dict(begun["config"]), int(begun["weight"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SiteError(f"{path} is damaged ({error}): let this site sit the run out") from None
+        for name in settings:
+            if known.get(name) != settings[name]:
+                raise ConfigError(
+                    f"run {self.run.hex()} began with {name}={known.get(name)} here, not {settings[name]}: "
+                    "other settings need a run of their own, with another store"
+                )
+        if known_weight != weight:
+            raise DataError(
+                f"run {self.run.hex()} began with {known_weight} examples here, now there are {weight}: "
+                "with weighting=samples they must stay the same to the end of the run, put them back"
+            )
 
     def load(self, index: int) -> Silo:
         """The state of client `index`; a new one before the first message.

@@ -17,6 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedrp import wire
+from fedrp.config import Speed
 from fedrp.errors import ConfigError, FedRPError, SiteError
 from fedrp.evaluate import score
 from fedrp.flower.envelope import HELLO, ROUND, answer, packet_of, place_of, refusal
@@ -35,8 +36,6 @@ from fedrp.status import append_line
 from fedrp.task import examples
 from fedrp.training import Examples
 from fedrp.wire import Kind
-
-_PROJECTION_MEMORY = 4096  # MB, the default of `Speed.projection_memory`
 
 
 def client_app(load: Load) -> ClientApp:
@@ -79,12 +78,15 @@ class _Desk:
 def _reply(question: Message, context: Context, load: Load, entropy: Callable[[ClientContext], Entropy]) -> bytes:
     packet, (run, round_) = packet_of(question), place_of(question)
     desk = _desk(run, context, load, entropy)
+    greeting = hello(desk.bench, desk.context.index, desk.site)
+    kind = question.metadata.message_type
     with desk.folder.lock():
-        kind = question.metadata.message_type
         if kind == HELLO:
             _rehearse(desk)
-            _state_privacy(desk)
-            return hello(desk.bench, desk.context.index, desk.site)
+        desk.folder.settle(desk.bench.config, wire.decode(greeting)[0].weight)
+        _state_privacy(desk)
+        if kind == HELLO:
+            return greeting
         return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
 
 
@@ -99,7 +101,7 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientCon
     task = load(about)
     config = resolved(with_norm_floor(config, task.model), layout_of(built(task.model)).size)
     device = torch.device(str(node.get("device", "cpu")))
-    bench = make_workbench(config, run, roster, task.model, task.loss, device, _PROJECTION_MEMORY * 2**20)
+    bench = make_workbench(config, run, roster, task.model, task.loss, device, Speed().projection_memory * 2**20)
     folder = SiteFolder.open(_path(node, "state"), run)
     data = examples(task.train, "the site's training set")
     return _Desk(about, task, bench, Site(identity, entropy(about), data), folder)
@@ -113,9 +115,9 @@ def _path(node: Values, name: str) -> Path:
 
 
 def _state_privacy(desk: _Desk) -> None:
-    """Tell the site, before it contributes anything, against whom which epsilon holds."""
-    stated = statements(desk.bench.algorithm.releases(desk.bench.config), desk.bench.config.dp_delta)
-    with contextlib.suppress(SiteError):
+    """Tell the site, before it contributes anything, against whom which epsilon holds: once, settings do not change."""
+    if "privacy" not in desk.folder.status():
+        stated = statements(desk.bench.algorithm.releases(desk.bench.config), desk.bench.config.dp_delta)
         desk.folder.report({"privacy": [str(statement) for statement in stated]})
 
 

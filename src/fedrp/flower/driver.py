@@ -62,6 +62,11 @@ class Carrier:
     def _pause(self) -> float:
         return min(_LOOK, 8 * self.pacing.poll)
 
+    @property
+    def _introducing(self) -> bool:
+        """Whether someone who is online was asked who it is and has not answered."""
+        return bool(self._online & (set(self._greetings.values()) - set(self.homes.values())))
+
     def present(self) -> frozenset[int]:
         """Clients that are online now."""
         self._look()
@@ -92,7 +97,7 @@ class Carrier:
         """Carry packets to clients and wait for their replies, up to the round's deadline.
 
         Clients that are offline are waited for only while fewer than `needed` have replied; who comes back before the
-        end is asked then.
+        end is asked then. At the end of the run, those who are online but have yet to say who they are are waited for.
         """
         end = time.monotonic() + self.pacing.round_timeout
         replies: Packets = {}
@@ -123,7 +128,8 @@ class Carrier:
                 else:
                     refused[client] = str(reply)
             reachable = {client for client in unsent & self.present() if tries[client] < _TRIES}
-            done = not waiting and not reachable and (len(replies) >= needed or not unsent)
+            enough = len(replies) >= needed and not (kind == FINISH and self._introducing)
+            done = not waiting and not reachable and (enough or not unsent)
             if done or time.monotonic() > end:
                 return Answers(replies, refused, frozenset(packets) - set(replies) - set(refused))
             time.sleep(self.pacing.poll)
@@ -265,6 +271,11 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
         except QuorumError as error:
             folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": str(error)})
             carrier.say(f"{error} {_troubles(answers)}; attempt {attempt} of {carrier.pacing.attempts}")
+            if asked and all(answers.refused.get(client) == ProtocolError.__name__ for client in asked):
+                carrier.say(
+                    f"all refuse round {server.round + 1} (ProtocolError): if this store was put back from a copy, "
+                    "the sites are past it; put the latest back, or begin a new run with another store"
+                )
             if attempt == carrier.pacing.attempts:
                 raise
             time.sleep(min(_LONGEST_PAUSE, carrier.pacing.poll * 2**attempt))  # a full disk is not emptied at once
@@ -316,16 +327,19 @@ def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordi
 
 def _finish(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> None:
     """Give everyone what the last model needs. Who is away gets it when the app is run again with the same store."""
-    everyone = tuple(range(server.config.clients))
-    carrier.look_again()  # a round that was just closed may have lost someone, who would be waited for in vain
-    carrier.gather(1, carrier.pacing.start_timeout)
-    answers = carrier.exchange(FINISH, server.round, coordinator.finish(server, everyone), 1)
-    missing = sorted(set(everyone) - set(answers.replies))
-    folder.log("finish", {"delivered": sorted(answers.replies), "missing": missing})
+    everyone, served = tuple(range(server.config.clients)), folder.served()
+    if lacking := tuple(client for client in everyone if client not in served):
+        carrier.look_again()  # a round that was just closed may have lost someone, who would be waited for in vain
+        carrier.gather(1, carrier.pacing.start_timeout)
+        answers = carrier.exchange(FINISH, server.round, coordinator.finish(server, lacking), 0 if served else 1)
+        served |= answers.replies.keys()
+        folder.keep_served(served)
+    missing = sorted(set(everyone) - served)
+    folder.log("finish", {"delivered": sorted(served), "missing": missing})
     folder.report({**_about(server), "finished": True, "missing": missing})
     if missing:
         carrier.say(f"without the last model: clients {missing}; run again with the same store to deliver it")
-    carrier.say(f"finished after {server.round} rounds; {len(answers.replies)} sites have the model")
+    carrier.say(f"finished after {server.round} rounds; {len(served)} sites have the model")
 
 
 def _about(server: Coordinator) -> dict[str, object]:

@@ -265,6 +265,10 @@ class Loopback:
         """The private key file of a site."""
         return self.root / f"{name}.key"
 
+    def home(self, name: str) -> Path:
+        """The folder where Flower puts the apps that it runs at a site, or at the SuperLink."""
+        return self._home / name
+
     @property
     def roster(self) -> Path:
         """The roster file of all sites."""
@@ -283,10 +287,11 @@ class Loopback:
 
     def _spawn(self, name: str, program: str, *arguments: object) -> "subprocess.Popen[bytes]":
         command = [_program(program), *map(str, arguments)]
+        self.home(name).mkdir(parents=True, exist_ok=True)
         with self.log_file(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command,
-                env=quiet_environment(self._home),
+                env=quiet_environment(self.home(name)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

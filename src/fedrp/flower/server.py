@@ -13,7 +13,7 @@ from fedrp.coordinator import new_coordinator
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
-from fedrp.models import ModelFactory, layout_of
+from fedrp.models import ModelFactory, built, layout_of
 from fedrp.serverfolder import ServerFolder
 from fedrp.simulate import resolved
 
@@ -44,9 +44,8 @@ def serve(grid: Grid, context: Context, model: ModelFactory) -> None:
         raise ConfigError(f"min_clients={pacing.min_clients} is more than clients={config.clients}")
     parameters = parameter_count(model)
     config = resolved(config, parameters)
-    folder = ServerFolder.open(Path(pacing.store), config)
     size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
-    with folder.lock():
+    with ServerFolder.open(Path(pacing.store), config) as folder:
         server = folder.load(new_coordinator(config, folder.run, size))
         drive(grid, server, folder, pacing, lambda text: _LOG.info("fedrp: %s", text))
 
@@ -56,4 +55,4 @@ def parameter_count(model: ModelFactory) -> int:
     with torch.device("meta"), warnings.catch_warnings():
         # Pretrained weights have no place to go here, nor should they.
         warnings.filterwarnings("ignore", "for .* copying from a non-meta parameter")
-        return layout_of(model()).size
+        return layout_of(built(model)).size

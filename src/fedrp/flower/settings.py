@@ -19,6 +19,11 @@ Values = Mapping[str, bool | float | int | str]
 
 _OWN = "app-"
 _AUTO = "auto"
+# How a model is trained and averages are used. Promises of privacy rest on what comes between the two: clips, noise,
+# masks, matrices. An assumed `sensitivity` is about training: then nothing is free.
+_FREE = frozenset(
+    {"local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "server_momentum", "proximal", "seed"}
+)
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,26 @@ def run_settings(run_config: Values) -> tuple[RunConfig, Pacing]:
 def require_agreed(agreed: Path, run_config: Values) -> None:
     """Refuse a run whose settings are not those that the site agreed to, in a TOML file on its premises.
 
+    What the file does not list must have its default, but for the settings that no promise of privacy depends on.
+
     Raises:
-        ConfigError: a setting of the file has another value in the run config.
+        ConfigError: a setting of the run has another value.
     """
     asked, _ = run_settings(run_config)
-    known = [field.name for field in dataclasses.fields(RunConfig)]
-    wanted = from_settings(RunConfig, {**dataclasses.asdict(asked), **read_toml(agreed, known)})
-    for name in known:
-        if getattr(asked, name) != getattr(wanted, name):
-            raise ConfigError(
-                f"the run has {name}={getattr(asked, name)}, this site agreed to {getattr(wanted, name)} in {agreed}"
-            )
+    listed = read_toml(agreed, [field.name for field in dataclasses.fields(RunConfig)])
+    expected, _ = run_settings(listed)
+    free = frozenset[str]() if asked.sensitivity is not None else _FREE
+    for name, value in dataclasses.asdict(asked).items():
+        wanted = getattr(expected, name)
+        if value == wanted or (name in free and name not in listed):
+            continue
+        if name in listed:
+            raise ConfigError(f"the run has {name}={_shown(value)}, this site agreed to {_shown(wanted)} in {agreed}")
+        raise ConfigError(
+            f"the run has {name}={_shown(value)}, which {agreed} does not list: "
+            f"this site expects the default, {_shown(wanted)}; list it there to agree to another"
+        )
+
+
+def _shown(value: object) -> object:
+    return _AUTO if value is None else value
