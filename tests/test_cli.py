@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.private import DEFAULT_EPSILON
 from fedrp.cli import main
+from fedrp.cli.common import Command
 from fedrp.data import DATASETS
 from fedrp.projection import FAMILIES
 from helpers import command, environment, files_up_to
@@ -367,6 +369,21 @@ def test_ctrl_c_before_anything_is_written_promises_nothing(
 ) -> None:
     monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "_setup", interrupt)
     assert ask("run", *small, "--out=run") == (INTERRUPTED, "", "fedrp: stopped before anything was done\n")
+
+
+def test_runs_that_start_together_choose_different_folders(ask: Ask, small: list[object], tmp_path: Path) -> None:
+    folder = Command().folder
+    with folder("fedrp-npz") as first, folder("fedrp-npz") as second:
+        assert (first, second) == (Path("runs/fedrp-npz-1"), Path("runs/fedrp-npz-2"))
+        told = ask("run", *small)
+    assert told.code == 0
+    assert "run folder: runs/fedrp-npz-3" in told.out
+    assert os.listdir(tmp_path / "runs") == ["fedrp-npz-3"]  # where nothing was written, nothing is left
+
+
+def test_where_no_new_folder_can_be_made_is_one_line(ask: Ask, small: list[object]) -> None:
+    Path("runs").write_text("in the way")
+    assert ask("run", *small) == (CONFIG, "", "fedrp: cannot write to runs: File exists\n")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -21,12 +21,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
+from fedrp import RunConfig, RunResult, Speed, Task, kernels, load_vector, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
-from fedrp.host import ClientHost, Hosts, SimulatedEntropy
+from fedrp.files import locked
+from fedrp.host import ClientHost, Hosts, HostSetup, SimulatedEntropy, Worker
 from fedrp.models import layout_of
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
@@ -251,6 +252,38 @@ def test_a_model_that_cannot_be_sent_to_workers_is_refused_with_a_way_out(task: 
         simulate(tiny_config("fedavg"), local, Speed(workers=2))
 
 
+def test_a_run_leaves_the_number_of_threads_as_it_was(task: Task) -> None:
+    before = torch.get_num_threads(), kernels.get_threads()
+    simulate(tiny_config("fedavg"), task, Speed(threads=before[0] + 1))
+    assert (torch.get_num_threads(), kernels.get_threads()) == before
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        simulate(tiny_config("fedavg"), Task(lambda: TinyNet(), task.train, task.test), Speed(2, before[0] + 1))
+    assert (torch.get_num_threads(), kernels.get_threads()) == before
+
+
+def test_a_worker_that_does_not_start_ends_those_that_did(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Worker] = []
+
+    def start(setup: HostSetup) -> Worker:
+        if started:
+            raise OSError("no more processes")
+        started.append(Worker(setup))
+        return started[0]
+
+    monkeypatch.setattr("fedrp.host.Worker", start)
+    with pytest.raises(OSError, match="no more processes"):
+        simulate(tiny_config("fedavg"), task, Speed(workers=2))
+    with pytest.raises((OSError, FedRPError)):  # its pipe is closed
+        started[0].send("hello")
+
+
+def test_where_nobody_dropped_out_the_clients_are_asked_once_a_round(task: Task) -> None:
+    exchanges: list[int] = []
+    config = tiny_config("fedavg", secure_aggregation=True)
+    simulate(config, task, tap=lambda sent, _replies: exchanges.append(len(sent)))
+    assert 0 not in exchanges[1:]  # the first are their hellos
+
+
 # --- the run folder --------------------------------------------------------------------------------------------------
 
 
@@ -415,6 +448,26 @@ def test_a_run_with_other_data_or_another_model_is_not_resumed(what: str, task: 
 def test_without_a_folder_no_example_is_hashed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fingerprint, "of", None)
     assert simulate(tiny_config("fedavg"), task).accuracy > 0
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_processes_do_not_write_to_one_folder(resume: bool, task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+    first = outcome(simulate(config, task, out=tmp_path))
+    before = [path.read_bytes() for path in files(tmp_path)]
+    with locked(tmp_path / "lock"), pytest.raises(SiteError, match="another process is working in .*: end it, or wait"):
+        simulate(config, task, out=tmp_path, resume=resume)
+    assert [path.read_bytes() for path in files(tmp_path)] == before
+    assert outcome(simulate(config, task, out=tmp_path, resume=True)) == first
+
+
+def test_a_folder_is_kept_from_others_while_its_run_goes_on(task: Task, tmp_path: Path) -> None:
+    def on_round(_record: RoundRecord) -> None:
+        with pytest.raises(SiteError, match="another process is working in"):
+            simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True)
+
+    simulate(tiny_config("fedavg"), task, out=tmp_path, on_round=on_round)
+    assert len(lines(tmp_path)) == 3
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(task: Task, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """What all commands share: the group they belong to, options made of config fields, progress."""
 
 import dataclasses
+import itertools
 import os
 import sys
 import typing
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedrp._version import __version__
 from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_types
+from fedrp.files import beginning
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
@@ -66,9 +68,18 @@ class Command:
     def __post_init__(self) -> None:
         require_types(self)
 
-    def folder(self, name: str) -> Path:
-        """The folder that was asked for, or a new one."""
-        return Path(self.out) if self.out else _new_folder(name)
+    @contextmanager
+    def folder(self, name: str) -> typing.Iterator[Path]:
+        """The folder that was asked for, or a new one, which is removed if nothing came into it."""
+        if self.out:
+            yield Path(self.out)
+            return
+        path = _new_folder(name)
+        try:
+            yield path
+        finally:
+            with suppress(OSError):  # something came into it
+                path.rmdir()
 
 
 def read_settings(config: Path | None, given: Settings) -> tuple[RunConfig, Speed, Command]:
@@ -90,11 +101,20 @@ def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
 
 
 def _new_folder(name: str) -> Path:
-    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist."""
-    number = 1
-    while (path := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return path
+    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist, made here so that no other run takes it."""
+    parent = Path("runs")
+    with beginning(parent):
+        parent.mkdir(exist_ok=True)
+        numbered = (parent / f"{name}-{number}" for number in itertools.count(1))
+        return next(path for path in numbered if _made(path))
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def path_or_none(text: str | None) -> Path | None:
