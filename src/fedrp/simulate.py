@@ -23,6 +23,7 @@ from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, Layout, built, layout_of
 from fedrp.norm_floor import with_norm_floor
+from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
 from fedrp.rehearsal import rehearse
 from fedrp.result import RoundRecord, RunResult, Traffic
@@ -60,6 +61,7 @@ def simulate(
     setup = _setup(config, task, speed, layout.size)
     upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
+    privacy = statements(server.algorithm.releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     traffic = Traffic()
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
@@ -78,7 +80,7 @@ def simulate(
                 folder.save(server, hosts, record, seconds)
             if on_round:
                 on_round(record)
-        result = _finish(server, hosts, setup, records, layout.size, seconds)
+        result = _finish(server, hosts, setup, records, layout.size, privacy, seconds)
         if folder:
             folder.finish(result)
     return result
@@ -249,6 +251,7 @@ def _finish(
     setup: HostSetup,
     records: list[RoundRecord],
     parameters: int,
+    privacy: tuple[Guarantee, ...],
     seconds: float,
 ) -> RunResult:
     packets = coordinator.finish(server, tuple(range(server.config.clients)))
@@ -261,7 +264,7 @@ def _finish(
         secret=server.algorithm.secret,
         records=tuple(records),
         last_traffic=Traffic.of(packets, {}),
-        privacy=statements(server.algorithm.releases(setup.config), setup.config.dp_delta),
+        privacy=privacy,
         model=model,
         seconds=seconds,
         images_per_round=images,

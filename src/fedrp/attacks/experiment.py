@@ -34,7 +34,7 @@ from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
 from fedrp.attacks.record import record
 from fedrp.attacks.victim import SMOOTH, Victim
 from fedrp.attacks.view import ADVERSARIES, Recording
-from fedrp.config import RunConfig, require_choice
+from fedrp.config import RunConfig, require, require_choice
 from fedrp.data import Dataset, load_dataset
 from fedrp.errors import ConfigError, DataError
 from fedrp.rng import RunSeed
@@ -69,8 +69,7 @@ class Scenario:
     def __post_init__(self) -> None:
         require_choice("adversary", self.adversary, ADVERSARIES)
         for name in ("clients", "pictures", "targets"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not valid: expected a whole number of at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         if self.adversary != "server" and self.clients < 2:
             raise ConfigError(
                 f"clients={self.clients} is not valid: '{self.adversary}' needs a second client to attack"
@@ -123,7 +122,7 @@ class Outcome:
         similarity = [value for target in self.targets for value in target.ssim]
         return {
             **dataclasses.asdict(self.scenario),
-            **self.effort._asdict(),
+            **dataclasses.asdict(self.effort),
             "parameters": self.parameters,
             "keys_guessed": self.guessed,
             "psnr": _mean(self.psnr),

@@ -1,5 +1,6 @@
 """Commands that check privacy: bounds and ledgers, audits, attacks."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **g
     from fedrp.attacks.gallery import write
     from fedrp.attacks.inversion import Effort
 
-    effort = Effort(**{name: given.pop(name) for name in Effort._fields})
+    effort = Effort(**{field.name: given.pop(field.name) for field in dataclasses.fields(Effort)})
     scenario = Scenario(**given)
     with counting(f"{scenario.algorithm}, {scenario.adversary}") as on_step:
         outcome = attack_pictures(scenario, effort, data_dir, on_step)
