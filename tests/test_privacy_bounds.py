@@ -301,7 +301,8 @@ def test_a_change_beyond_all_measure_is_refused_by_every_bound(name: str, kind: 
 
 
 @pytest.mark.parametrize(
-    "lengths", [{"alpha": 1e7}, {"alpha": 1e200}, {"sensitivity": 1.0, "norm_min": 1e-9}, {"alpha": 1, "distance": 1e-9}]
+    "lengths",
+    [{"alpha": 1e7}, {"alpha": 1e200}, {"sensitivity": 1.0, "norm_min": 1e-9}, {"alpha": 1, "distance": 1e-9}],
 )
 def test_a_report_on_a_change_beyond_all_measure_is_refused_in_one_line(lengths: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="times its norm floor, more than 100000 times: give a smaller sensitivity"):
