@@ -88,13 +88,19 @@ def simulate(
 
 def resolved(config: RunConfig, parameters: int) -> RunConfig:
     """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
-    require_used(config)
-    if config.lr is None:
-        lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-        config = dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
+    config = with_learning_rate(config)
     if config.secure_aggregation:
         _require_summable(config)
     return ALGORITHMS[config.algorithm].resolve(config, parameters)
+
+
+def with_learning_rate(config: RunConfig) -> RunConfig:
+    """The config with the learning rate of its model and algorithm, if none is given; refuses settings not used."""
+    require_used(config)
+    if config.lr is not None:
+        return config
+    lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
+    return dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
 
 
 def _require_summable(config: RunConfig) -> None:

@@ -30,26 +30,42 @@ def cli() -> None:
     """Federated learning with secret random projections."""
 
 
-def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """One option per field of `RunConfig` and `Speed`: what TOML can say, the command line can say."""
-    for record in (Speed, RunConfig):
-        hints = typing.get_type_hints(record)
-        for setting in reversed(dataclasses.fields(record)):
-            kind = next(
-                k for k in (bool, str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name]))
-            )
-            shown = CLI_WORKERS if setting.name == "workers" else setting.default
-            text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
-            option = "--" + setting.name.replace("_", "-")
+_RECORDS = (RunConfig, Speed)
+_FIELDS = {field.name: field for record in _RECORDS for field in dataclasses.fields(record)}
+_HINTS = {name: hint for record in _RECORDS for name, hint in typing.get_type_hints(record).items()}
+
+CONFIG_ARGUMENT = click.argument("config", required=False, type=click.Path(path_type=Path))
+DATA_DIR_OPTION = click.option("--data-dir", help="data folder (also FEDRP_DATA)")
+JSON_OPTION = click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output")
+
+
+def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option for each of these fields of `RunConfig` and `Speed`; `usual` are the command's own defaults."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for name in reversed(names):
+            kind = next(k for k in (bool, str, float, int) if k in (_HINTS[name], *typing.get_args(_HINTS[name])))
+            option, text = "--" + name.replace("_", "-"), _FIELDS[name].metadata["help"]
+            shown = {"workers": CLI_WORKERS, **(usual or {})}.get(name, _FIELDS[name].default)
             if kind is bool:
-                option, text = f"{option}/--no-{option[2:]}", setting.metadata["help"]
-            command = click.option(option, setting.name, type=kind, default=None, help=text)(command)
+                option = f"{option}/--no-{option[2:]}"
+            elif shown is not None:
+                text = f"{text}  [default: {shown}]"
+            command = click.option(option, name, type=kind, default=None, help=text)(command)
+        return command
+
+    return decorate
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What TOML can say, the command line can say: an option per field, and what belongs to a command that trains."""
+    command = some_settings(*_FIELDS)(command)
     for option in (
-        click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output"),
+        JSON_OPTION,
         click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
         click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
-        click.option("--data-dir", help="data folder (also FEDRP_DATA)"),
-        click.argument("config", required=False, type=click.Path(path_type=Path)),
+        DATA_DIR_OPTION,
+        CONFIG_ARGUMENT,
     ):
         command = option(command)
     return command
@@ -120,21 +136,6 @@ def _made(path: Path) -> bool:
 def path_or_none(text: str | None) -> Path | None:
     """An option that may be left out."""
     return Path(text) if text else None
-
-
-def some_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options for some fields of `RunConfig`, as `fedrp run` has them."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = typing.get_type_hints(RunConfig)
-        fields = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
-        for name in reversed(names):
-            kind = next(k for k in (str, float, int) if k in (hints[name], *typing.get_args(hints[name])))
-            option = "--" + name.replace("_", "-")
-            command = click.option(option, name, type=kind, default=None, help=fields[name].metadata["help"])(command)
-        return command
-
-    return decorate
 
 
 @contextmanager
