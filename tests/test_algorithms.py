@@ -188,7 +188,12 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "ball": (0.05, {}),
     "sensitivity": (0.1, {"sensitivity": 0.2, "norm_floor": 1.0}),
     "norm_floor": (1.5, {"sensitivity": 0.1}),
+    "dropout": (0.4, {"quorum": 0.3}),
+    "quorum": (1.0, {"quorum": 0.3, "dropout": 0.3}),
+    "weighting": ("samples", {"partition": "dirichlet:0.5"}),
     "secure_aggregation": (True, {}),
+    "secure_range": (0.01, {"secure_aggregation": True}),
+    "sealing": ("hybrid", {}),
 }
 
 
@@ -206,8 +211,11 @@ def test_a_setting_acts_where_it_is_offered_and_is_refused_elsewhere(name: str, 
         with pytest.raises(ConfigError, match=rf"=.* does nothing with algorithm '{name}': leave it out, or use \w+"):
             simulate(given, task)
         return
-    before, after = simulate(without, task), simulate(given, task)
-    assert (before.model.tobytes(), before.privacy) != (after.model.tobytes(), after.privacy)
+    before, after = (
+        (result.model.tobytes(), result.privacy, [record.traffic for record in result.records])
+        for result in (simulate(without, task), simulate(given, task))
+    )
+    assert before != after
 
 
 # --- a convex problem whose optimum is a linear solve ----------------------------------------------------------------
@@ -515,7 +523,7 @@ def test_without_noise_no_guarantee_is_claimed(name: str, task: Task) -> None:
 
 def test_weights_by_sample_count_are_refused_where_privacy_rests_on_equal_ones() -> None:
     with pytest.raises(ConfigError, match="equal weights"):
-        resolved(tiny_config("fedavg-dp", weighting="samples"), PARAMETERS)
+        resolved(tiny_config("fedrp-subspace", noise_multiplier=0.5, weighting="samples"), PARAMETERS)
 
 
 class FragileNet(TinyNet):
@@ -549,8 +557,8 @@ def test_shared_settings_are_given_to_those_who_use_them() -> None:
     assert (alone.dropout, alone.sealing, alone.rho) == (0.0, "x25519", None)
     for config in (plain, secret, alone):
         require_used(config)
-    masked, _ = for_each(dataclasses.replace(shared, rho=None, secure_aggregation=True), ("fedavg", "fwc"))
-    assert (masked.secure_aggregation, masked.sealing) == (True, "hybrid")
-    for config in for_each(dataclasses.replace(shared, rho=None, dropout=0.0), ("fedavg", "fwc")):
-        with pytest.raises(ConfigError, match="sealing=hybrid does nothing"):
+    masked, alone = for_each(RunConfig(secure_range=9.0, secure_aggregation=True), ("fedavg", "fwc"))
+    assert (masked.secure_range, alone.secure_range) == (9.0, 64.0)
+    for config in for_each(RunConfig(secure_range=9.0), ("fedavg", "fwc")):
+        with pytest.raises(ConfigError, match=r"secure_range=9\.0 does nothing"):
             require_used(config)

@@ -57,11 +57,10 @@ def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
 
 def _idle(config: RunConfig, name: str) -> frozenset[str]:
     """Settings that do nothing with an algorithm, the others being as they are."""
-    algorithm = ALGORITHMS[name]
-    idle = frozenset[str]().union(*(other.settings for other in ALGORITHMS.values())) - algorithm.settings
-    if config.secure_aggregation:
-        return idle
-    return idle | ({"secure_range"} if algorithm.secret else {"secure_range", "sealing"})  # masks are sealed keys too
+    idle = (
+        frozenset[str]().union(*(algorithm.settings for algorithm in ALGORITHMS.values())) - ALGORITHMS[name].settings
+    )
+    return idle if config.secure_aggregation else idle | {"secure_range"}
 
 
 def wire_tag(config: RunConfig) -> int:

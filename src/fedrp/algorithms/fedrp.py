@@ -125,7 +125,7 @@ def _certify(config: RunConfig, uploads: Sequence[Vector]) -> float | None:
 FEDRP: Algorithm = FEDAVG._replace(
     summary="consensus ADMM on secret projections, as printed in the paper",
     secret=True,
-    settings=EXCHANGE_SETTINGS | {"rho", "projection", "ball", "sensitivity", "norm_floor"},
+    settings=EXCHANGE_SETTINGS | {"rho", "projection", "sealing", "ball", "sensitivity", "norm_floor"},
     delivers="client",
     upload_size=lambda config, _parameters: config.dim,
     resolve=_resolve,
