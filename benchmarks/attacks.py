@@ -1,25 +1,25 @@
 """Every attack of docs/attacks.md: run it, keep it, draw it, render its tables.
 
-    python benchmarks/attacks.py run                run what benchmarks/results/attacks.json does not have yet
+    python benchmarks/attacks.py run                run what neither attacks.json nor runs/attacks/ has yet
     python benchmarks/attacks.py run NAME ...       run these again ("all": everything, about half an hour)
     python benchmarks/attacks.py render             write benchmarks/results/attacks.json, the figures and the tables
 
-What was run is kept in runs/attacks/ with its pictures, and run only once. `render` takes the rest from attacks.json;
-pictures are not kept there, so the figure of them is drawn only where all that it shows was run.
+What was run is kept in runs/attacks/ with its pictures. `render` puts it into benchmarks/results/attacks.json, each
+result with its own origin, and takes the rest from there; pictures are not kept there, so the figure of them is drawn
+only where all that it shows was run.
 """
 
 import argparse
 import dataclasses
-import datetime
 import json
-import platform
-import subprocess
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from origin import origin_of
 
 from fedrp.attacks.experiment import Outcome, Scenario, attack_angles, attack_keys, attack_pictures
 from fedrp.attacks.gallery import Strip, draw
@@ -226,9 +226,10 @@ def membership(name: str) -> dict[str, Any]:
     config = dataclasses.replace(
         MEMBERSHIP[name], dataset=f"npz:{data}", clients=10, rounds=MEMBER_ROUNDS, local_epochs=MEMBER_EPOCHS
     )
-    result = simulate(config, named_task(config), out=WORK / f"{name}-run", resume=True)
-    accuracy = result.as_json()["accuracy"]
-    return {**attack_membership(WORK / f"{name}-run"), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+    folder = WORK / f"{name}-run"
+    shutil.rmtree(folder, ignore_errors=True)
+    accuracy = simulate(config, named_task(config), out=folder).as_json()["accuracy"]
+    return {**attack_membership(folder), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
 
 
 def labels(name: str) -> dict[str, Any]:
@@ -260,19 +261,16 @@ JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
 def run(names: Sequence[str]) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    # Of the code that this process has loaded, whatever is edited while it runs.
-    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
-    known = {} if names else json.loads(KEPT.read_text())
-    for name in JOBS if "all" in names else names or [name for name in JOBS if name not in known]:
-        path = WORK / f"{name}.json"
-        if path.exists():
-            continue
+    known = json.loads(KEPT.read_text())
+    lacking = [name for name in JOBS if name not in known and not path_of(name).exists()]
+    for name in JOBS if "all" in names else names or lacking:
         print(name, flush=True)
-        path.write_text(json.dumps({"commit": commit, **JOBS[name](name)}, indent=1))
+        origin = origin_of(f"python benchmarks/attacks.py run {name}")
+        path_of(name).write_text(json.dumps({"origin": origin, **JOBS[name](name)}, indent=1))
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+def path_of(name: str) -> Path:
+    return WORK / f"{name}.json"
 
 
 # --- rendering -----------------------------------------------------------------------------------------------------
@@ -281,18 +279,11 @@ def _git(*arguments: str) -> str:
 def kept() -> dict[str, Any]:
     """What was run here, and for the rest what was kept before."""
     before = json.loads(KEPT.read_text())
-    here = {name: WORK / f"{name}.json" for name in JOBS}
-    results = before | {name: json.loads(path.read_text()) for name, path in here.items() if path.exists()}
+    results = before | {name: json.loads(path_of(name).read_text()) for name in JOBS if path_of(name).exists()}
     missing = [name for name in JOBS if name not in results]
     if missing:
         raise SystemExit(f"not run yet: {', '.join(missing)}")
-    origin = {
-        "command": "python benchmarks/attacks.py run all && python benchmarks/attacks.py render",
-        "data": "mnist-mini (bundled); attacked pictures from its training part, public pictures from its test part",
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one thread",
-    }
-    return {"origin": origin, **{name: results[name] for name in JOBS}}
+    return {name: results[name] for name in ("origin", *JOBS)}  # the origin is of results that have none of their own
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -20,12 +20,10 @@ counted on top, as `fedrp run` does. Values are float32 and nothing is entropy-c
 import argparse
 import bisect
 import concurrent.futures
-import datetime
 import functools
 import json
 import math
 import multiprocessing
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from origin import origin_of
 
 from fedrp.aggregate import weighted_mean
 from fedrp.config import RunConfig, from_settings, require_choice
@@ -51,7 +50,6 @@ from fedrp.wire import HEADER_BYTES
 Vector = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ("dataset", "model", "clients", "rounds", "local_epochs", "lr", "partition", "seed")
 NO_MEMORY: Vector = np.zeros((), np.float32)  # what both sides start from: zero, of any shape
 BUCKET = 512  # numbers that share a scale in `qsgd`
@@ -338,12 +336,7 @@ def main() -> None:
     specs = arguments.methods.split(",")
     for spec in specs:
         require_choice("method", spec.split(":")[0], METHODS)
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    origin = {
-        "command": " ".join(["python benchmarks/compression.py", *sys.argv[1:]]),
-        "commit": subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
-        "date": datetime.date.today().isoformat(),
-    }
+    origin = origin_of(" ".join(["python benchmarks/compression.py", *sys.argv[1:]]))
     methods: dict[str, Any] = {}
     result = {"origin": origin, **settings, "budget": arguments.budget, "header": HEADER_BYTES, "methods": methods}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,8 @@ What was measured is kept in benchmarks/results/privacy_*.json with the command,
 """
 
 import argparse
-import datetime
 import json
 import math
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from origin import origin_of
 
 from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
@@ -184,14 +183,7 @@ def path_of(name: str) -> Path:
 
 
 def keep(name: str) -> None:
-    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
-    origin = {
-        "command": f"python benchmarks/privacy_measured.py run {name}",
-        "commit": commit,
-        "seed": 0,
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
-    }
+    origin = {**origin_of(f"python benchmarks/privacy_measured.py run {name}"), "seed": 0}
     measured, _ = EXPERIMENTS[name]
     path_of(name).write_text(json.dumps({"origin": origin, **_finite(measured())}, indent=1) + "\n")
 
@@ -215,10 +207,6 @@ def render() -> None:
             origin = f"`{kept['origin']['command']}`, seed 0, commit {kept['origin']['commit']}."
             page = f"{before}{begin}\n\n{table(kept)}\n\n{origin}\n\n{end}{rest.split(end)[1]}"
     PAGE.write_text(page)
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:

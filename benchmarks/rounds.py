@@ -7,20 +7,19 @@ takes the second; a ratio is over FedAvg's round of the same repeat. The data fo
 """
 
 import argparse
-import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from origin import origin_of
 
 from fedrp import RunConfig, Speed
 from fedrp.simulate import simulate
 from fedrp.task import named_task
 
-ROOT = Path(__file__).resolve().parents[1]
 BASE = RunConfig(dataset="mnist", clients=100, rounds=2, algorithm="fedavg")
 REFERENCE = "fedavg"
 METHODS: dict[str, RunConfig] = {
@@ -56,11 +55,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     arguments = parser.parse_args()
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     origin = {
-        "command": " ".join(["python benchmarks/rounds.py", *sys.argv[1:]]),
-        "commit": subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
-        "date": datetime.date.today().isoformat(),
+        **origin_of(" ".join(["python benchmarks/rounds.py", *sys.argv[1:]])),
         "load_average_before": os.getloadavg()[0],
     }
     result = {"origin": origin, **measured(arguments.repeats, arguments.workers)}

@@ -27,6 +27,7 @@ from fedrp.task import split_among_clients
 
 ROOT = Path(__file__).parents[1]
 FEATURES, CLASSES = 6, 3
+NOISY = [name for name, algorithm in ALGORITHMS.items() if "dp_epsilon" in algorithm.settings]
 
 
 class TinyNet(nn.Module):

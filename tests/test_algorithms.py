@@ -11,7 +11,7 @@ from torch import nn
 
 from fedrp import RunConfig, Task, coordinator, simulate
 from fedrp.aggregate import weighted_mean
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms import ALGORITHMS, for_each, require_used
 from fedrp.algorithms.base import Local, Participant, Step, Upload
 from fedrp.algorithms.private import averaged, privatised
 from fedrp.errors import ConfigError, DivergenceError
@@ -25,13 +25,12 @@ from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 from fedrp.simulate import resolved
 from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer
-from helpers import TinyNet, blobs, tiny_config, tiny_task
+from helpers import NOISY, TinyNet, blobs, tiny_config, tiny_task
 
 PARAMETERS = 83
 KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]
 DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate((20, 11, 16))]
 WITHOUT_NOISE = {"noise_multiplier": 0.0, "clip": 1e6}
-PRIVATE = [name for name, algorithm in ALGORITHMS.items() if algorithm.private]
 
 
 def config_of(name: str, **changes: object) -> RunConfig:
@@ -189,7 +188,12 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "ball": (0.05, {}),
     "sensitivity": (0.1, {"sensitivity": 0.2, "norm_floor": 1.0}),
     "norm_floor": (1.5, {"sensitivity": 0.1}),
+    "dropout": (0.4, {"quorum": 0.3}),
+    "quorum": (1.0, {"quorum": 0.3, "dropout": 0.3}),
+    "weighting": ("samples", {"partition": "dirichlet:0.5"}),
     "secure_aggregation": (True, {}),
+    "secure_range": (0.01, {"secure_aggregation": True}),
+    "sealing": ("hybrid", {}),
 }
 
 
@@ -207,8 +211,11 @@ def test_a_setting_acts_where_it_is_offered_and_is_refused_elsewhere(name: str, 
         with pytest.raises(ConfigError, match=rf"=.* does nothing with algorithm '{name}': leave it out, or use \w+"):
             simulate(given, task)
         return
-    before, after = simulate(without, task), simulate(given, task)
-    assert (before.model.tobytes(), before.privacy) != (after.model.tobytes(), after.privacy)
+    before, after = (
+        (result.model.tobytes(), result.privacy, [record.traffic for record in result.records])
+        for result in (simulate(without, task), simulate(given, task))
+    )
+    assert before != after
 
 
 # --- a convex problem whose optimum is a linear solve ----------------------------------------------------------------
@@ -378,7 +385,7 @@ def has_deviation(noise: np.ndarray, deviation: float) -> bool:
     return bool(low < np.sum(noise**2) / deviation**2 < high)
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", NOISY)
 @pytest.mark.parametrize(
     ("dp_noise", "quorum", "arriving"), [("shared", 1.0, 2), ("shared", 0.6, 1), ("local", 0.5, 1)]
 )
@@ -516,7 +523,7 @@ def test_without_noise_no_guarantee_is_claimed(name: str, task: Task) -> None:
 
 def test_weights_by_sample_count_are_refused_where_privacy_rests_on_equal_ones() -> None:
     with pytest.raises(ConfigError, match="equal weights"):
-        resolved(tiny_config("fedavg-dp", weighting="samples"), PARAMETERS)
+        resolved(tiny_config("fedrp-subspace", noise_multiplier=0.5, weighting="samples"), PARAMETERS)
 
 
 class FragileNet(TinyNet):
@@ -540,3 +547,18 @@ def test_with_noise_a_client_whose_training_diverges_sends_noise_alone(name: str
     assert np.isfinite(spoiled.model).all()
     moved = np.linalg.norm(spoiled.model - sound.model)
     assert 0 < moved <= 1.01 * config.clip / config.clients * (1 if name == "fedavg-dp" else (83 / 12) ** 0.5 * 3)
+
+
+def test_shared_settings_are_given_to_those_who_use_them() -> None:
+    shared = RunConfig(dropout=0.2, sealing="hybrid", rho=0.5)
+    plain, secret, alone = for_each(shared, ("fedavg", "fedrp", "fwc"))
+    assert (plain.dropout, plain.sealing, plain.rho) == (0.2, "x25519", None)
+    assert (secret.dropout, secret.sealing, secret.rho) == (0.2, "hybrid", 0.5)
+    assert (alone.dropout, alone.sealing, alone.rho) == (0.0, "x25519", None)
+    for config in (plain, secret, alone):
+        require_used(config)
+    masked, alone = for_each(RunConfig(secure_range=9.0, secure_aggregation=True), ("fedavg", "fwc"))
+    assert (masked.secure_range, alone.secure_range) == (9.0, 64.0)
+    for config in for_each(RunConfig(secure_range=9.0), ("fedavg", "fwc")):
+        with pytest.raises(ConfigError, match=r"secure_range=9\.0 does nothing"):
+            require_used(config)

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import itertools
 import json
 from collections.abc import Callable
@@ -28,9 +29,8 @@ from fedrp.models import layout_of, secret_initial
 from fedrp.projection import make_projection
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
-from fedrp.task import named_task
-from fedrp.training import Examples
-from helpers import ROOT, all_windows, blobs, picture_file, round_keys, tiny_config, tiny_task, windows
+from fedrp.task import Task, named_task
+from helpers import CLASSES, FEATURES, ROOT, TinyNet, all_windows, blobs, picture_file, round_keys, tiny_config, windows
 
 QUICK = Effort(iterations=60)
 SMALL = Scenario(clients=3, targets=1, rounds=2)
@@ -130,8 +130,8 @@ def test_aggregates_tell_a_client_the_mean_of_the_others(recorded: Callable[...,
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg-dp"])
 def test_momentum_over_rounds_hides_nothing_from_a_client(algorithm: str) -> None:
     config = tiny_config(algorithm, clients=3, rounds=4, server_momentum=0.5)
-    data = [Examples(*blobs(8, client)) for client in range(3)]
-    require_mean_of_others(record(config, tiny_task(), data, 0.0, 1.0, 3), 3)
+    task = Task(TinyNet, [blobs(8, client) for client in range(3)], blobs(1))
+    require_mean_of_others(record(config, task, (FEATURES,), CLASSES, 0.0, 1.0), 3)
 
 
 def require_mean_of_others(recording: Recording, round_: int) -> None:
@@ -420,6 +420,10 @@ def test_inversion_prints_one_object(capsys: pytest.CaptureFixture[str], tmp_pat
         (["inversion", "--algorithm=fedagv"], "unknown algorithm 'fedagv', did you mean 'fedavg'"),
         (["inversion", "--adversary=sever"], "unknown adversary 'sever', did you mean 'server'"),
         (["inversion", "--method=sgd", "--rounds=2", "--clients=2"], "unknown method 'sgd'"),
+        (["inversion", "--restarts=0"], "restarts=0 is not valid: expected a whole number of at least 1"),
+        (["inversion", "--iterations=0"], "iterations=0 is not valid"),
+        (["inversion", "--smoothness=nan"], "smoothness=nan is not valid: expected a number of at least 0"),
+        (["membership", "/nowhere", "--references=-1"], "references=-1 is not valid"),
         (["membership", "/nowhere"], "/nowhere is not the folder of a finished run"),
         (["key-search", "--bits=33"], "bits=33 is not valid"),
     ],
@@ -438,3 +442,33 @@ def test_no_secret_is_shown(recorded: Callable[..., Recording]) -> None:
         assert key.reveal().hex() not in repr(view.insider)
         assert repr(key.reveal()) not in repr(view.insider)
     assert not {field.name for field in dataclasses.fields(View)} & {"task", "data", "sites", "silos"}
+
+
+# --- what is published -----------------------------------------------------------------------------------------------
+
+
+def test_a_published_attack_is_run_again_by_its_name_and_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    attacks = importlib.import_module("attacks")
+    done: list[str] = []
+
+    def job(name: str) -> dict[str, object]:
+        done.append(name)
+        return {"psnr": len(done)}
+
+    before = {"origin": {"date": "long ago"}, "old": {"psnr": 0}, "again": {"psnr": 0}}
+    (tmp_path / "kept.json").write_text(json.dumps(before))
+    monkeypatch.setattr(attacks, "JOBS", dict.fromkeys(["old", "again", "new"], job))
+    monkeypatch.setattr(attacks, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(attacks, "WORK", tmp_path / "work")
+    for names in ([], [], ["again"], ["again"]):
+        attacks.run(names)
+    assert done == ["new", "again", "again"]
+    results = attacks.kept()
+    assert results["origin"] == before["origin"]
+    assert results["old"] == {"psnr": 0}
+    assert results["again"]["psnr"] == 3
+    assert results["again"]["origin"]["command"] == "python benchmarks/attacks.py run again"
+    assert set(results["new"]["origin"]) == {"command", "commit", "date", "machine"}

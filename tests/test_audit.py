@@ -231,12 +231,15 @@ def test_a_violation_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None
         (["--algorithm=fedavg", "--broken=half-noise"], "adds no noise here"),
         (["--trials=2", "--algorithm=fedavg"], "trials=2 is not valid"),
         (["--algorithm=fedrp", "--clients=1", "--adversary=one-vector"], "says nothing about a server that looks"),
-        (["--algorithm=fedavg", "--confidence=1.5", "--trials=4"], "confidence"),
+        (["--confidence=2"], "confidence=2.0 is not valid: expected a number between 0 and 1"),
+        (["--parameters=-1"], "parameters=-1 is not valid: expected a whole number of at least 1"),
+        (["--parameters=0"], "parameters=0 is not valid"),
     ],
 )
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["audit", *options])
     assert caught.value.code == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message in last
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1  # no trial was made

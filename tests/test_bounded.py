@@ -1,6 +1,7 @@
 """Printed FedRP within bounds: a ball that no update leaves, a floor that no norm falls below, and what is claimed."""
 
 import dataclasses
+import importlib
 import math
 
 import numpy as np
@@ -316,3 +317,21 @@ def test_with_coins_the_sum_is_of_as_few_clients_as_coins_may_choose() -> None:
     ten = ledger_of(bounded_config(**changes))[Adversary.SERVER]
     assert by_coins.epsilon == pytest.approx(always_three.epsilon)
     assert by_coins.epsilon > 1.5 * ten.epsilon
+
+
+def test_a_floor_that_protects_nothing_is_no_guarantee_and_no_failure() -> None:
+    config = tiny_config("fedrp", projection="gaussian", ball=0.5, norm_floor=1e-9, clients=1, rounds=1)
+    alone = simulate(config, tiny_task()).privacy
+    assert all(statement.epsilon is None for statement in alone)
+    assert any("1e+09 times its norm floor" in str(statement.reason) for statement in alone)
+
+
+def test_what_cannot_be_stated_is_found_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stated(*_given: object) -> None:
+        raise ConfigError("there is no such statement")
+
+    monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "statements", stated)
+    rounds: list[object] = []
+    with pytest.raises(ConfigError, match="no such statement"):
+        simulate(tiny_config("fedrp"), tiny_task(), on_round=rounds.append)
+    assert rounds == []

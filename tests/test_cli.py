@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.private import DEFAULT_EPSILON
 from fedrp.cli import main
+from fedrp.cli.common import Command
 from fedrp.data import DATASETS
 from fedrp.projection import FAMILIES
 from helpers import command, environment, files_up_to
@@ -99,6 +101,15 @@ def small(pictures: Path) -> list[object]:
         (["--participation=0"], CONFIG, "participation=0.0"),
         (["--seed=-5"], CONFIG, "seed=-5"),
         (["--secure-aggregation", "--algorithm=fwc"], CONFIG, "secure_aggregation=True does nothing with algorithm"),
+        (["--dropout=0.2", "--algorithm=fwc"], CONFIG, "dropout=0.2 does nothing with algorithm 'fwc': leave it out"),
+        (["--quorum=1", "--algorithm=fwc"], CONFIG, "quorum=1.0 does nothing with algorithm 'fwc'"),
+        (["--weighting=samples", "--algorithm=fwc"], CONFIG, "weighting=samples does nothing with algorithm 'fwc'"),
+        (
+            ["--secure-range=9"],
+            CONFIG,
+            "secure_range=9.0 does nothing with algorithm 'fedrp': leave it out, or use --sec",
+        ),
+        (["--sealing=hybrid", "--algorithm=fedavg"], CONFIG, "sealing=hybrid does nothing with algorithm 'fedavg'"),
         (["--clip=0.1", "--algorithm=fedavg"], CONFIG, "clip=0.1 does nothing with algorithm 'fedavg': leave it out"),
         (["--secure-aggregation", "--clients=2"], CONFIG, "2 participants a round are too few"),
         (["--sealing=rot13"], CONFIG, "unknown sealing 'rot13'"),
@@ -367,6 +378,21 @@ def test_ctrl_c_before_anything_is_written_promises_nothing(
 ) -> None:
     monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "_setup", interrupt)
     assert ask("run", *small, "--out=run") == (INTERRUPTED, "", "fedrp: stopped before anything was done\n")
+
+
+def test_runs_that_start_together_choose_different_folders(ask: Ask, small: list[object], tmp_path: Path) -> None:
+    folder = Command().folder
+    with folder("fedrp-npz") as first, folder("fedrp-npz") as second:
+        assert (first, second) == (Path("runs/fedrp-npz-1"), Path("runs/fedrp-npz-2"))
+        told = ask("run", *small)
+    assert told.code == 0
+    assert "run folder: runs/fedrp-npz-3" in told.out
+    assert os.listdir(tmp_path / "runs") == ["fedrp-npz-3"]  # where nothing was written, nothing is left
+
+
+def test_where_no_new_folder_can_be_made_is_one_line(ask: Ask, small: list[object]) -> None:
+    Path("runs").write_text("in the way")
+    assert ask("run", *small) == (CONFIG, "", "fedrp: cannot write to runs: File exists\n")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -20,6 +20,7 @@ SIZE, BUDGET, SEED = 3000, 400, RunSeed(5)
 BUDGETED = ("topk", "randomk", "qsgd-sparse", "sketch")
 ALL = (*BUDGETED, "qsgd", "qsgd:7", "fedavg")
 
+sys.path.append(str(SCRIPT.parent))  # where a script finds its siblings
 spec = importlib.util.spec_from_file_location("compression", SCRIPT)
 compression = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(compression)

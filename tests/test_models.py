@@ -188,6 +188,13 @@ def test_batchnorm_is_refused_by_name_and_with_the_fix() -> None:
         layout_of(with_batchnorm())
 
 
+def test_statistics_of_other_layers_have_another_fix() -> None:
+    kept = nn.Sequential(nn.Conv2d(1, 6, 1), nn.InstanceNorm2d(6, affine=True, track_running_stats=True))
+    with pytest.raises(ConfigError, match=r"layer '1' \(InstanceNorm2d\).*: build it with track_running_stats=False$"):
+        layout_of(replace_batchnorm(kept))
+    assert layout_of(nn.InstanceNorm2d(6, affine=True)).size == 12
+
+
 def test_replaced_batchnorm_trains_and_keeps_the_rest() -> None:
     module = with_batchnorm()
     convolution = module[0]
@@ -288,6 +295,30 @@ def test_secret_initial_of_random_tensors_is_the_formula_of_the_docs() -> None:
         assert len(template) == size
         expected.append(mean + spread * noise if spread > 0 else template)
     assert secret_initial(cnn, KEY).tobytes() == np.concatenate(expected).tobytes()
+
+
+def test_a_single_number_is_drawn_from_the_secret_too() -> None:
+    public = public_initial(lambda: nn.Linear(5, 1), RunSeed(0))[-1]
+    drawn = np.array([secret_initial(lambda: nn.Linear(5, 1), SecretKey(bytes([n]) * 32))[-1] for n in range(200)])
+    assert len(set(drawn.tolist())) == 200
+    assert public not in drawn
+    assert abs(np.mean(drawn)) < 4 * abs(public) / np.sqrt(200)
+    assert np.std(drawn) == pytest.approx(abs(public), rel=4 / np.sqrt(400))
+
+
+def test_a_single_number_that_is_given_stays() -> None:
+    def given() -> nn.Module:
+        module = nn.Linear(5, 1)
+        nn.init.constant_(module.bias, 0.25)
+        return module
+
+    assert secret_initial(given, KEY)[-1] == secret_initial(given, OTHER_KEY)[-1] == np.float32(0.25)
+
+
+@pytest.mark.parametrize(("name", "shape"), COUNTS)
+def test_no_model_of_the_table_has_a_single_number(name: str, shape: tuple[int, ...]) -> None:
+    """So that the law of single numbers has changed no initial model of theirs."""
+    assert min(parameter.numel() for parameter in without_memory(name, shape).parameters()) > 1
 
 
 def test_secret_initial_builds_twice_and_leaves_the_global_generator_alone() -> None:

@@ -91,7 +91,7 @@ def test_mistakes_are_named(changes: dict[str, object], message: str) -> None:
 
 
 def test_the_command_line_says_that_it_is_an_estimate(pictures: object, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["sensitivity", f"--dataset=npz:{pictures}", "--clients=2", "--rounds=2", "--dim=5", "--workers=1"]
+    options = ["sensitivity", f"--dataset=npz:{pictures}", "--clients=2", "--rounds=2", "--workers=1"]
     main([*options, "--neighbours=2", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["basis"] == Basis.ESTIMATED.value
@@ -100,3 +100,16 @@ def test_the_command_line_says_that_it_is_an_estimate(pictures: object, capsys: 
     printed = capsys.readouterr().out
     assert "ESTIMATED" in printed
     assert "an estimate is no bound" in printed
+
+
+@pytest.mark.parametrize("option", ["--device=cpu", "--out=here", "--resume", "--threads=3", "--dim=5", "--ball=1"])
+def test_the_command_takes_no_option_that_it_would_ignore(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["sensitivity", option])
+    assert caught.value.code == 2
+    assert option.split("=")[0] in capsys.readouterr().err
+
+
+def test_plain_training_is_estimated_whatever_the_algorithm() -> None:
+    estimates = [estimate_sensitivity(tiny_config(name), tiny_task(), neighbours=2) for name in ("fwc", "fedrp")]
+    assert estimates[0] == estimates[1]

@@ -26,7 +26,7 @@ from fedrp.privacy.events import (
 )
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.guarantee import guarantee
-from fedrp.privacy.projection_mechanism import exact_epsilon
+from fedrp.privacy.projection_mechanism import LARGEST_RATIO, exact_epsilon
 from fedrp.privacy.report import projection_report
 
 EVENTS = [
@@ -287,3 +287,23 @@ def _cells(line: str) -> list[str]:
 
 def _shown(*values: float | None) -> list[str]:
     return [f"{value:.4g}" for value in values]
+
+
+@pytest.mark.parametrize("kind", [ProjectedRelease, JointProjectedRelease])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_change_beyond_all_measure_is_refused_by_every_bound(name: str, kind: type[ProjectedRelease]) -> None:
+    within = bound(name, kind(10, LARGEST_RATIO), 1e-5)
+    assert isinstance(within, EpsilonInterval) or "norm floor" not in within.reason
+    for ratio in (1.001 * LARGEST_RATIO, 1e7, 1e200):
+        answer = bound(name, kind(10, ratio), 1e-5)
+        assert isinstance(answer, Refused)
+        assert "times its norm floor, more than 100000 times" in answer.reason
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [{"alpha": 1e7}, {"alpha": 1e200}, {"sensitivity": 1.0, "norm_min": 1e-9}, {"alpha": 1, "distance": 1e-9}],
+)
+def test_a_report_on_a_change_beyond_all_measure_is_refused_in_one_line(lengths: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="times its norm floor, more than 100000 times: give a smaller sensitivity"):
+        projection_report(10, delta=1e-5, **lengths)

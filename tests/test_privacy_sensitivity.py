@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedrp.errors import ConfigError
-from fedrp.privacy.events import Adjacency
 from fedrp.privacy.sensitivity import (
     Basis,
-    ball_norm_floor,
     ball_sensitivity,
-    clip_sensitivity,
     clip_to_norm,
     measured_norm_floor,
     project_to_ball,
@@ -97,14 +94,12 @@ def test_the_ball_bounds_any_two_vectors_over_all_rounds() -> None:
     rng = np.random.default_rng(5)
     center = rng.normal(size=300).astype(np.float32)
     record = ball_sensitivity(0.25)
-    floor = ball_norm_floor(norm(center), 0.25)
     one = other = center
     for _ in range(50):  # two worlds drift apart as they like
         one = project_to_ball(one + rng.normal(size=300).astype(np.float32), center, 0.25)
         other = project_to_ball(other - rng.normal(size=300).astype(np.float32), center, 0.25)
         assert norm(one.astype(np.float64) - other.astype(np.float64)) <= record.bound == 0.5
-        assert min(norm(one), norm(other)) >= floor.bound - 1e-9
-    assert record.basis is floor.basis is Basis.ENFORCED
+    assert record.basis is Basis.ENFORCED
 
 
 def test_inside_the_ball_nothing_changes() -> None:
@@ -116,8 +111,6 @@ def test_inside_the_ball_nothing_changes() -> None:
 
 
 def test_records_name_their_basis() -> None:
-    assert clip_sensitivity(2.0, Adjacency.CLIENT_ADD_REMOVE).bound == 2.0
-    assert clip_sensitivity(2.0, Adjacency.CLIENT_REPLACE).bound == 4.0
     measured = measured_norm_floor(5.0, 1.0)
     assert measured is not None
     assert measured.bound == 4.0
@@ -128,8 +121,6 @@ def test_records_name_their_basis() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ball_norm_floor(1.0, 1.0),
-        lambda: ball_norm_floor(0.0, 0.0),
         lambda: project_to_ball(np.ones(2), np.ones(3), 1.0),
         lambda: project_to_ball(np.ones(2), np.array([np.nan, 1.0]), 1.0),
     ],

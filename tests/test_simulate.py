@@ -21,12 +21,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
+from fedrp import RunConfig, RunResult, Speed, Task, kernels, load_vector, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
-from fedrp.host import ClientHost, Hosts, SimulatedEntropy
+from fedrp.files import locked
+from fedrp.host import ClientHost, Hosts, HostSetup, SimulatedEntropy, Worker
 from fedrp.models import layout_of
 from fedrp.result import RoundRecord
 from fedrp.rng import RunSeed
@@ -34,6 +35,7 @@ from fedrp.runfolder import Fingerprint
 from fedrp.simulate import evaluate, resolved
 from fedrp.task import split_among_clients
 from helpers import (
+    NOISY,
     SHORT,
     FrozenNet,
     TinyNet,
@@ -97,17 +99,16 @@ def test_partial_participation(name: str, task: Task) -> None:
     assert outcome(simulate(config, task)) == outcome(result)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges])
 def test_clients_that_drop_out_in_the_middle_of_a_round(name: str, task: Task) -> None:
     config = tiny_config(name, clients=6, rounds=6, dropout=0.3, quorum=0.4, seed=5)
     result = simulate(config, task)
     assert len(result.records) == 6
     assert np.isfinite(result.model).all()
-    if ALGORITHMS[name].exchanges:
-        assert sum(record.dropped for record in result.records) > 0
+    assert sum(record.dropped for record in result.records) > 0
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
+@pytest.mark.parametrize("name", NOISY)
 def test_who_drops_out_is_asked_again_where_everyone_is_needed(name: str, task: Task) -> None:
     """The others' uploads are kept meanwhile, so nothing changes but the bytes."""
     projection = {"projection": "sign"} if ALGORITHMS[name].secret else {}
@@ -251,6 +252,38 @@ def test_a_model_that_cannot_be_sent_to_workers_is_refused_with_a_way_out(task: 
         simulate(tiny_config("fedavg"), local, Speed(workers=2))
 
 
+def test_a_run_leaves_the_number_of_threads_as_it_was(task: Task) -> None:
+    before = torch.get_num_threads(), kernels.get_threads()
+    simulate(tiny_config("fedavg"), task, Speed(threads=before[0] + 1))
+    assert (torch.get_num_threads(), kernels.get_threads()) == before
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        simulate(tiny_config("fedavg"), Task(lambda: TinyNet(), task.train, task.test), Speed(2, before[0] + 1))
+    assert (torch.get_num_threads(), kernels.get_threads()) == before
+
+
+def test_a_worker_that_does_not_start_ends_those_that_did(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Worker] = []
+
+    def start(setup: HostSetup) -> Worker:
+        if started:
+            raise OSError("no more processes")
+        started.append(Worker(setup))
+        return started[0]
+
+    monkeypatch.setattr("fedrp.host.Worker", start)
+    with pytest.raises(OSError, match="no more processes"):
+        simulate(tiny_config("fedavg"), task, Speed(workers=2))
+    with pytest.raises((OSError, FedRPError)):  # its pipe is closed
+        started[0].send("hello")
+
+
+def test_where_nobody_dropped_out_the_clients_are_asked_once_a_round(task: Task) -> None:
+    exchanges: list[int] = []
+    config = tiny_config("fedavg", secure_aggregation=True)
+    simulate(config, task, tap=lambda sent, _replies: exchanges.append(len(sent)))
+    assert 0 not in exchanges[1:]  # the first are their hellos
+
+
 # --- the run folder --------------------------------------------------------------------------------------------------
 
 
@@ -348,7 +381,7 @@ def test_an_existing_run_is_not_overwritten(task: Task, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resolved_config_resolves_to_itself(name: str) -> None:
     """What a run folder keeps is what a resumed run is started with."""
-    choices = [{}, {"noise_multiplier": None, "dp_epsilon": 8.0}] if ALGORITHMS[name].private else [{}]
+    choices = [{}, {"noise_multiplier": None, "dp_epsilon": 8.0}] if name in NOISY else [{}]
     for choice in choices:
         once = resolved(tiny_config(name, **choice), 83)
         assert resolved(once, 83) == once
@@ -415,6 +448,26 @@ def test_a_run_with_other_data_or_another_model_is_not_resumed(what: str, task: 
 def test_without_a_folder_no_example_is_hashed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fingerprint, "of", None)
     assert simulate(tiny_config("fedavg"), task).accuracy > 0
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_processes_do_not_write_to_one_folder(resume: bool, task: Task, tmp_path: Path) -> None:
+    config = tiny_config("fedavg")
+    first = outcome(simulate(config, task, out=tmp_path))
+    before = [path.read_bytes() for path in files(tmp_path)]
+    with locked(tmp_path / "lock"), pytest.raises(SiteError, match=r"another process is working in .*: end it"):
+        simulate(config, task, out=tmp_path, resume=resume)
+    assert [path.read_bytes() for path in files(tmp_path)] == before
+    assert outcome(simulate(config, task, out=tmp_path, resume=True)) == first
+
+
+def test_a_folder_is_kept_from_others_while_its_run_goes_on(task: Task, tmp_path: Path) -> None:
+    def on_round(_record: RoundRecord) -> None:
+        with pytest.raises(SiteError, match="another process is working in"):
+            simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True)
+
+    simulate(tiny_config("fedavg"), task, out=tmp_path, on_round=on_round)
+    assert len(lines(tmp_path)) == 3
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(task: Task, tmp_path: Path) -> None:

@@ -83,33 +83,33 @@ class RunConfig:
     def __post_init__(self) -> None:
         require_types(self)
         for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         limit = self.train_examples
-        _require(limit is None or limit >= 1, "train_examples", limit, "a whole number of at least 1")
+        require(limit is None or limit >= 1, "train_examples", limit, "a whole number of at least 1")
         for name in ("lr", "rho", "clip", "dp_epsilon", "secure_range", "ball", "sensitivity", "norm_floor"):
             value = getattr(self, name)
-            _require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
-        _require(
+            require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
+        require(
             self.noise_multiplier is None or 0 <= self.noise_multiplier < float("inf"),
             *("noise_multiplier", self.noise_multiplier, "a number of at least 0"),
         )
-        _require(0 <= self.grad_clip < float("inf"), "grad_clip", self.grad_clip, "a number of at least 0")
-        _require(0 <= self.proximal < float("inf"), "proximal", self.proximal, "a number of at least 0")
+        require(0 <= self.grad_clip < float("inf"), "grad_clip", self.grad_clip, "a number of at least 0")
+        require(0 <= self.proximal < float("inf"), "proximal", self.proximal, "a number of at least 0")
         for name in ("momentum", "server_momentum", "dropout"):
             value = getattr(self, name)
-            _require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
+            require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
         for name in ("participation", "quorum"):
             value = getattr(self, name)
-            _require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
+            require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
         quantile = self.clip_quantile
-        _require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
-        _require(1e-100 <= self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability from 1e-100 to below 1")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
+        require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
+        require(1e-100 <= self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability from 1e-100 to below 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         require_choice("weighting", self.weighting, WEIGHTINGS)
         require_choice("sampling", self.sampling, SAMPLINGS)
         require_choice("dp_noise", self.dp_noise, DP_NOISES)
         require_choice("sealing", self.sealing, SEALINGS)
-        _require(1e-6 <= (self.dp_epsilon or 1) <= 1e6, "dp_epsilon", self.dp_epsilon, "a number from 1e-6 to 1e6")
+        require(1e-6 <= (self.dp_epsilon or 1) <= 1e6, "dp_epsilon", self.dp_epsilon, "a number from 1e-6 to 1e6")
         if self.noise_multiplier is not None and self.dp_epsilon is not None:
             raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
         if self.ball is not None and self.sensitivity is not None:
@@ -145,9 +145,9 @@ class Speed:
     def __post_init__(self) -> None:
         require_types(self)
         for name in ("workers", "threads"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        _require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
-        _require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
+        require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
 
 
 def require_types(record: object) -> None:
@@ -172,7 +172,8 @@ def _typed(name: str, value: object, hint: Any) -> object:
     return value
 
 
-def _require(holds: bool, name: str, value: object, expected: str) -> None:
+def require(holds: bool, name: str, value: object, expected: str) -> None:
+    """Refuse a value in one line that names it and says what is expected."""
     if not holds:
         raise ConfigError(f"{name}={value} is not valid: expected {expected}")
 

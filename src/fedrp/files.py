@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from fedrp.errors import SiteError
+from fedrp.errors import ConfigError, SiteError
 
 PRIVATE = 0o600
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -53,6 +53,22 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise unwritable(path, error, "go on with --resume") from None
+
+
+@contextlib.contextmanager
+def beginning(path: Path) -> Iterator[None]:
+    """Turn what the first writes to a folder raise inside into one line that names `path`.
+
+    Raises:
+        ConfigError: that is no place to write to.
+        SiteError: the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise unwritable(path, error, "start again") from None
+        raise ConfigError(f"cannot write to {path}: {error.strerror}") from None
 
 
 def unwritable(path: Path, error: Exception, then: str) -> SiteError:

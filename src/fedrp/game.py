@@ -22,7 +22,7 @@ from torch import nn
 
 from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
-from fedrp.config import RunConfig, require_choice, settled
+from fedrp.config import RunConfig, require, require_choice, settled
 from fedrp.errors import ConfigError
 from fedrp.host import SimulatedEntropy, simulated_identity, simulated_roster
 from fedrp.models import Vector, drawn_initial, initial_laws, public_initial
@@ -37,7 +37,7 @@ from fedrp.roster import Roster
 from fedrp.secret import SecretKey
 from fedrp.silo import Silo, Site, Workbench, hello, respond
 from fedrp.simulate import resolved
-from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer, make_trainer
+from fedrp.training import PLAIN, Examples, LocalSGD, Objective, Stack, Trainer, make_trainer
 from fedrp.wire import Kind
 
 CANARY, CURIOUS = 0, 1  # the client whose data changes, and one that looks
@@ -123,8 +123,9 @@ def audit(
     `parameters` is the size of the stand-in model. The seed of the config decides all randomness.
     """
     require_choice("algorithm", config.algorithm, ALGORITHMS)
-    if trials < 4:
-        raise ConfigError(f"trials={trials} is not valid: expected a whole number of at least 4")
+    require(trials >= 4, "trials", trials, "a whole number of at least 4")
+    require(0 < confidence < 1, "confidence", confidence, "a number between 0 and 1")
+    require(parameters >= 1, "parameters", parameters, "a whole number of at least 1")
     if config.clip_quantile is not None or config.participation != 1:
         raise ConfigError(
             "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
@@ -195,7 +196,7 @@ class Puppet(Trainer):
         clients: Sequence[int],
         _round: int,
         _sgd: LocalSGD,
-        objective: Objective = Objective(lambda _variables, gradients, _rows: gradients),  # noqa: B008 - immutable
+        objective: Objective = PLAIN,
     ) -> Stack:
         """Each client's variables after one step of its puppeteer's choice."""
         rows = slice(None)

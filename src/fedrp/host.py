@@ -310,7 +310,13 @@ class Hosts:
             self._owner.update(dict.fromkeys(clients, worker))
             shares.append(setup._replace(groups=groups, data={c: setup.data[c] for c in clients}))
         self._local = ClientHost(setup) if count == 1 else None
-        self._workers = [] if count == 1 else [Worker(share) for share in shares]
+        self._workers: list[Worker] = []
+        try:
+            for share in shares if count > 1 else ():
+                self._workers.append(Worker(share))
+        except BaseException:  # also Ctrl-C: those that have started must not stay
+            self.stop()
+            raise
 
     def exchange(self, packets: Packets) -> Packets:
         """Deliver packets to clients and return their replies. Only bytes pass, in both directions."""

@@ -32,6 +32,11 @@ def set_threads(count: int) -> None:
     _threads = count
 
 
+def get_threads() -> int:
+    """How many threads this process may use."""
+    return _threads
+
+
 def run(kernel: Callable[..., None], tasks: int, values: int, *arguments: object) -> None:
     """Call `kernel(*arguments, start, stop)` on consecutive parts of [0, tasks), at once if the work is worth it.
 

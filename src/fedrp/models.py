@@ -70,14 +70,17 @@ def layout_of(module: nn.Module) -> Layout:
     """The layout of a module that can be trained here.
 
     Raises:
-        ConfigError: it has BatchNorm (its running statistics live outside the vector and would leak and drift), no
-            trainable parameter, parameters that are not float32, or lazy layers, which have none before they see data.
+        ConfigError: it has BatchNorm or the like (running statistics live outside the vector and would leak and drift),
+            no trainable parameter, parameters that are not float32, or lazy layers, which have none before they see
+            data.
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+            remedy = "use GroupNorm, or wrap your model in fedrp.replace_batchnorm(model)"
+            if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                remedy = "build it with track_running_stats=False"
             raise ConfigError(
-                f"layer '{name}' ({type(layer).__name__}) keeps running statistics that are not parameters: "
-                "use GroupNorm, or wrap your model in fedrp.replace_batchnorm(model)"
+                f"layer '{name}' ({type(layer).__name__}) keeps running statistics that are not parameters: {remedy}"
             )
     lazy = next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
@@ -168,10 +171,11 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     """An initial model of which only holders of `key` know what the factory draws at random.
 
     Tensors that the factory draws at random are drawn anew from the key's stream with their own mean and standard
-    deviation. A tensor that it gives alike under two seeds of torch was not drawn but given, and stays as it is:
-    constants (zero biases, unit gains), pretrained weights, and all of a factory that seeds torch itself. Given tensors
-    are known to whoever has them, perhaps the server too: docs/threat-model.md says what that costs. The template comes
-    from a public seed, so every client computes the same vector.
+    deviation; a single number with mean 0 and its own size as deviation. A tensor that it gives alike under two seeds
+    of torch was not drawn but given, and stays as it is: constants (zero biases, unit gains), pretrained weights, and
+    all of a factory that seeds torch itself. Given tensors are known to whoever has them, perhaps the server too:
+    docs/threat-model.md says what that costs. The template comes from a public seed, so every client computes the same
+    vector.
     """
     return drawn_initial(*initial_laws(factory), key)
 
@@ -232,6 +236,8 @@ def _given(factory: ModelFactory, module: nn.Module, layout: Layout) -> list[boo
 
 def _law(part: slice, template: Vector) -> TensorLaw:
     values = template[part].astype(np.float64)
+    if values.size == 1:  # one number has no spread: its size is all that is known of its law
+        return TensorLaw(part, np.float32(0), np.float32(abs(values[0])))
     # Rounded to float32 first: a sum in another order on another machine must not change a bit.
     return TensorLaw(part, np.float32(values.mean()), np.float32(values.std()))
 

@@ -16,10 +16,10 @@ import torch
 
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.models import ModelFactory, Vector, built, layout_of, public_initial
+from fedrp.models import ModelFactory, Vector, public_initial
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed
-from fedrp.simulate import resolved
+from fedrp.simulate import with_learning_rate
 from fedrp.task import Task, split_among_clients
 from fedrp.training import Examples, LocalSGD, Loss, Stack, make_trainer
 
@@ -66,14 +66,16 @@ def estimate_sensitivity(
 ) -> SensitivityEstimate:
     """Train one client's model on its data and on data sets that differ in one record, and compare.
 
-    Trains as the configured run does (start, batches, step size, `rounds` times `local_epochs`), the client alone. A
-    record is replaced by one of another client, drawn by the run's seed; or removed, which also shuffles the batches
+    Plain local SGD whatever the algorithm: the client alone, from the public start, `rounds` times `local_epochs`, with
+    the run's batches and learning rate. No penalty, ball, subspace, clip of updates or aggregate has a part in it.
+
+    A record is replaced by one of another client, drawn by the run's seed; or removed, which also shuffles the batches
     anew, so that distances are larger than the record's own effect.
 
     Guarantees: a function of the config, the task and `neighbours`, whatever the number of workers (to rounding).
     """
     require_choice("change", change, CHANGES)
-    config = resolved(config, layout_of(built(task.model)).size)
+    config = with_learning_rate(config)
     if neighbours < 1 or not 0 <= client < config.clients:
         raise ConfigError(f"neighbours={neighbours} of client={client} is not valid: at least 1, client below clients")
     parts = split_among_clients(task, config)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fedrp import kernels
+from fedrp.config import require_choice
 from fedrp.errors import ConfigError
 from fedrp.secret import SecretKey
 
@@ -42,7 +43,6 @@ class Projection(ABC):
     """
 
     norm_bound: float
-    row_energy: npt.NDArray[np.float64] | None = None  # the diagonal of A A' where rows are orthogonal, else None
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns = columns
@@ -61,13 +61,6 @@ class Projection(ABC):
         result = _result(out, (*coefficients.shape[:-1], self.columns))
         self._adjoint(stack, result.reshape(-1, self.columns))
         return result
-
-    def pseudo_inverse(self, coefficients: FloatArray, out: FloatArray | None = None) -> FloatArray:
-        """The shortest w with A w = theta: A' theta over the row energies. `TypeError` if rows are not orthogonal."""
-        if self.row_energy is None:
-            raise TypeError(f"{self!r} has no exact pseudo-inverse: its rows are not orthogonal")
-        scaled = _stack("coefficients", coefficients, self.rows) / self.row_energy
-        return self.adjoint(scaled.astype(np.float32).reshape(coefficients.shape), out)
 
     @abstractmethod
     def _forward(self, stack: FloatArray, out: FloatArray) -> None:
@@ -181,7 +174,6 @@ class SignProjection(Projection):
         self._rolls[-1] = 0  # the last block may be short; unrolled, it misses whole pieces and the end of one
         order = np.argsort(key.derive("order").keystream(8 * width).view("<u8").reshape(pieces, rows), kind="stable")
         self._order = order + rows * np.arange(pieces)[:, None]  # (pieces, m): the sums that make up each row
-        self.row_energy = (blocks - 1.0 + (self._order < columns - (blocks - 1) * width)).sum(axis=0)
         self._group = max(32, -(-blocks // 64))  # sums of a group are 1/16 of its blocks' memory or less
         self._groups = -(-blocks // self._group)
 
@@ -216,7 +208,7 @@ class HadamardProjection(Projection):
     def __init__(self, key: SecretKey, columns: int, rows: int) -> None:
         super().__init__(columns, rows)
         self._sign = SignProjection(key.derive("sign"), columns, rows)
-        self.norm_bound, self.row_energy = self._sign.norm_bound, self._sign.row_energy
+        self.norm_bound = self._sign.norm_bound
         size = 4 ** min(8, (columns.bit_length() - 1) // 2)
         self._whole, self._blocks = columns // size, -(-columns // size)
         self._signs = key.derive("mix").keystream(_round_up(self._blocks, 8) // 8 * size).reshape(-1, size)
@@ -282,8 +274,7 @@ def make_projection(
     family: str, key: SecretKey, columns: int, rows: int, memory_bytes: int = DEFAULT_MEMORY
 ) -> Projection:
     """The matrix A (rows x columns) that a family makes from a round's key."""
-    if family not in FAMILIES:
-        raise ConfigError(f"projection={family!r}: unknown, choose one of {', '.join(FAMILIES)}")
+    require_choice("projection", family, FAMILIES)
     if not 1 <= rows <= columns:
         raise ConfigError(f"dim={rows}: must be from 1 to the number of parameters, {columns}")
     label = f"projection/{family}/v{FAMILIES[family].version}/{rows}x{columns}"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedrp import wire
 from fedrp.config import RunConfig
-from fedrp.evaluate import Evaluation
+from fedrp.evaluate import Evaluation, Score
 from fedrp.models import State, Vector
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
@@ -81,8 +81,6 @@ class RoundRecord(NamedTuple):
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "RoundRecord":
         """The inverse of `as_json`."""
-        from fedrp.evaluate import Score
-
         clients = [line[f"accuracy_client_{name}"] for name in ("mean", "min", "max")]
         delivered = Score(line["accuracy"], line["loss"])
         average = Score(line["accuracy_average"], line["loss_average"])

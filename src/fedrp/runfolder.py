@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from fedrp.config import RunConfig, to_json
 from fedrp.coordinator import Coordinator
 from fedrp.errors import ConfigError, DataError
-from fedrp.files import is_full, sha256_of, unwritable, writing
+from fedrp.files import beginning, locked, sha256_of, writing
 from fedrp.host import Hosts
 from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
@@ -69,30 +70,36 @@ class RunFolder:
     root: Path
 
     @classmethod
-    def open(cls, root: Path, config: RunConfig, task: Fingerprint, resume: bool) -> "RunFolder":
-        """Start a new run folder, or take up one with the same config, data and model.
+    @contextmanager
+    def open(cls, root: Path, config: RunConfig, task: Fingerprint, resume: bool) -> Iterator["RunFolder"]:
+        """Start a new run folder, or take up one with the same config, data and model; keep other processes away.
 
         Raises:
             ConfigError: the folder holds a run and `resume` was not asked for, or that run had another config,
                 other data or another model.
-            SiteError: the disk is full.
+            SiteError: the disk is full, or another process is working in the folder.
         """
-        folder = cls(root)
-        known = folder._config_file
-        if known.exists():
+        with beginning(root):
+            root.mkdir(parents=True, exist_ok=True)
+        with locked(root / "lock", patience=1.0):
+            yield cls(root)._begun(config, task, resume)
+
+    def _begun(self, config: RunConfig, task: Fingerprint, resume: bool) -> "RunFolder":
+        root = self.root
+        if self._config_file.exists():
             if not resume:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
-            _require_same(root, _read_json(known, _way_out(root)), json.loads(to_json(config)))
-            folder._require_task(task)
+            _require_same(root, _read_json(self._config_file, _way_out(root)), json.loads(to_json(config)))
+            self._require_task(task)
         else:  # the config last: a folder that has one holds a run
             _begin(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
             _begin(root, CONFIG_FILE, to_json(config))
-        if folder.checkpoint() is None:  # killed in the first round: it begins anew
+        if self.checkpoint() is None:  # killed in the first round: it begins anew
             if _finished(root):
                 raise DataError(f"{root} has lost its checkpoint: {_way_out(root)}")
             with writing(root):
-                folder._metrics_file.unlink(missing_ok=True)
-        return folder
+                self._metrics_file.unlink(missing_ok=True)
+        return self
 
     def _require_task(self, task: Fingerprint) -> None:
         path = self.root / _TASK_FILE
@@ -263,13 +270,9 @@ def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begin(root: Path, name: str, text: str) -> None:
     """Make a folder with the file that says what it is."""
-    try:
+    with beginning(root):
         root.mkdir(parents=True, exist_ok=True)
         _write_atomically(root / name, text)
-    except OSError as error:
-        if is_full(error):
-            raise unwritable(root, error, "start again") from None
-        raise ConfigError(f"cannot write to {root}: {error.strerror}") from None
 
 
 def _require_same(root: Path, known: Mapping[str, object], asked: Mapping[str, object]) -> None:

@@ -1,7 +1,7 @@
 """The simulator: real rounds on one machine. It carries bytes between the two halves, measures, and keeps a run folder.
 
 A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoint/` (the last complete round),
-`result.json` and `model.safetensors` (the delivered model).
+`result.json` and `model.safetensors` (the delivered model); and `lock`, held while a run goes on.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedrp import coordinator, wire
+from fedrp import coordinator, kernels, wire
 from fedrp.algorithms import ALGORITHMS, require_used
 from fedrp.config import RunConfig, Speed
 from fedrp.coordinator import Coordinator, Packets
@@ -23,6 +23,7 @@ from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, Layout, built, layout_of
 from fedrp.norm_floor import with_norm_floor
+from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
 from fedrp.rehearsal import rehearse
 from fedrp.result import RoundRecord, RunResult, Traffic
@@ -60,11 +61,11 @@ def simulate(
     setup = _setup(config, task, speed, layout.size)
     upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
-    folder = RunFolder.open(Path(out), setup.config, _fingerprint(setup, layout), resume) if out is not None else None
+    privacy = statements(server.algorithm.releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     traffic = Traffic()
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
-    with _computing(setup, tap) as hosts:
+    with _opened(out, setup, layout, resume) as folder, _computing(setup, tap) as hosts:
         if folder and folder.checkpoint():
             server, records, earlier = folder.load(server, hosts)
             seconds = earlier
@@ -79,21 +80,27 @@ def simulate(
                 folder.save(server, hosts, record, seconds)
             if on_round:
                 on_round(record)
-        result = _finish(server, hosts, setup, records, layout.size, seconds)
-    if folder:
-        folder.finish(result)
+        result = _finish(server, hosts, setup, records, layout.size, privacy, seconds)
+        if folder:
+            folder.finish(result)
     return result
 
 
 def resolved(config: RunConfig, parameters: int) -> RunConfig:
     """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
-    require_used(config)
-    if config.lr is None:
-        lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-        config = dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
+    config = with_learning_rate(config)
     if config.secure_aggregation:
         _require_summable(config)
     return ALGORITHMS[config.algorithm].resolve(config, parameters)
+
+
+def with_learning_rate(config: RunConfig) -> RunConfig:
+    """The config with the learning rate of its model and algorithm, if none is given; refuses settings not used."""
+    require_used(config)
+    if config.lr is not None:
+        return config
+    lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
+    return dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
 
 
 def _require_summable(config: RunConfig) -> None:
@@ -125,20 +132,27 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, test)
 
 
-def _fingerprint(setup: HostSetup, layout: Layout) -> Fingerprint:
-    return Fingerprint.of(setup.data.values(), setup.test, layout)
+@contextmanager
+def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bool) -> Iterator[RunFolder | None]:
+    """The run folder, if one is asked for."""
+    if out is None:
+        yield None
+        return
+    task = Fingerprint.of(setup.data.values(), setup.test, layout)
+    with RunFolder.open(Path(out), setup.config, task, resume) as folder:
+        yield folder
 
 
 @contextmanager
 def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
-    threads = torch.get_num_threads()
-    set_threads(setup.speed)
-    hosts = Hosts(setup, tap)
-    try:
+    """The clients at work; after that, this process has as many threads as before."""
+    with contextlib.ExitStack() as afterwards:
+        afterwards.callback(torch.set_num_threads, torch.get_num_threads())
+        afterwards.callback(kernels.set_threads, kernels.get_threads())
+        set_threads(setup.speed)
+        hosts = Hosts(setup, tap)
+        afterwards.callback(hosts.stop)
         yield hosts
-    finally:
-        hosts.stop()
-        torch.set_num_threads(threads)
 
 
 def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
@@ -164,7 +178,7 @@ def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordin
         traffic = traffic.plus(Traffic.of(sent, replies))
         try:
             server, requests = coordinator.recover(server, received)
-            corrections = hosts.exchange(requests)
+            corrections = hosts.exchange(requests) if requests else {}
             traffic = traffic.plus(Traffic.of(requests, corrections))
             server, report = coordinator.close_round(server, received, corrections)
             break
@@ -244,6 +258,7 @@ def _finish(
     setup: HostSetup,
     records: list[RoundRecord],
     parameters: int,
+    privacy: tuple[Guarantee, ...],
     seconds: float,
 ) -> RunResult:
     packets = coordinator.finish(server, tuple(range(server.config.clients)))
@@ -256,7 +271,7 @@ def _finish(
         secret=server.algorithm.secret,
         records=tuple(records),
         last_traffic=Traffic.of(packets, {}),
-        privacy=statements(server.algorithm.releases(setup.config), setup.config.dp_delta),
+        privacy=privacy,
         model=model,
         seconds=seconds,
         images_per_round=images,

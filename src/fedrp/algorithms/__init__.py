@@ -25,12 +25,17 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def require_used(config: RunConfig) -> None:
-    """Refuse a setting that does nothing with the config's algorithm; one that has its default value was not given."""
+    """Refuse a setting that does nothing with the config's algorithm; one that has its default value was not given.
+
+    `dim` passes everywhere: settings that are shared by runs to be compared name it.
+    """
     require_choice("algorithm", config.algorithm, ALGORITHMS)
     for field in dataclasses.fields(config):
-        users = [name for name, algorithm in ALGORITHMS.items() if field.name in algorithm.settings]
         value = getattr(config, field.name)
-        if users and config.algorithm not in users and value != field.default:
+        if value != field.default and field.name in _idle(config, config.algorithm):
+            users = [name for name, algorithm in ALGORITHMS.items() if field.name in algorithm.settings]
+            if config.algorithm in users:  # but only together with masks
+                users = ["--secure-aggregation"]
             raise ConfigError(
                 f"{field.name}={value} does nothing with algorithm '{config.algorithm}': leave it out, or use "
                 f"{' or '.join(users)}"
@@ -41,13 +46,21 @@ def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
     """One set of settings for several algorithms: what one does not use is left out there, if another uses it."""
     for name in names:
         require_choice("algorithm", name, ALGORITHMS)
-    used = frozenset[str]().union(*(ALGORITHMS[name].settings for name in names))
+    nowhere = frozenset.intersection(*(_idle(config, name) for name in names))
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
     configs = []
     for name in names:
-        idle = {setting: defaults[setting] for setting in used - ALGORITHMS[name].settings}
+        idle = {setting: defaults[setting] for setting in _idle(config, name) - nowhere}
         configs.append(dataclasses.replace(config, algorithm=name, **idle))
     return configs
+
+
+def _idle(config: RunConfig, name: str) -> frozenset[str]:
+    """Settings that do nothing with an algorithm, the others being as they are."""
+    idle = (
+        frozenset[str]().union(*(algorithm.settings for algorithm in ALGORITHMS.values())) - ALGORITHMS[name].settings
+    )
+    return idle if config.secure_aggregation else idle | {"secure_range"}
 
 
 def wire_tag(config: RunConfig) -> int:

@@ -23,6 +23,9 @@ Precise = npt.NDArray[np.float64]
 
 NOTHING: Vector = np.zeros(0, np.float32)
 
+# Settings of every algorithm in which clients send something.
+EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "secure_aggregation", "secure_range"})
+
 
 class ClientState(NamedTuple):
     """What a client keeps from round to round."""
@@ -74,7 +77,7 @@ class Algorithm(NamedTuple):
     summary: str
     secret: bool  # clients share round keys that the server must not know
     exchanges: bool  # False: clients never talk
-    settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not
+    settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not; but for `dim`
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
     catch_up: Literal["latest", "all"]  # which missed aggregates a returning client needs
     upload_size: Callable[[RunConfig, int], int]
@@ -89,11 +92,6 @@ class Algorithm(NamedTuple):
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
     certify: Callable[[RunConfig, Sequence[Vector]], float | None] = lambda _config, _uploads: None
-
-    @property
-    def private(self) -> bool:
-        """Whether clients can clip and noise what they send."""
-        return "dp_epsilon" in self.settings
 
 
 def nothing_carried(_config: RunConfig, _past: Sequence[Vector]) -> Vector | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrp.algorithms.base import (
+    EXCHANGE_SETTINGS,
     Algorithm,
     ClientState,
     Local,
@@ -62,7 +63,7 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 FEDADMM: Algorithm = FEDAVG._replace(
     summary="consensus ADMM on full vectors",
-    settings=frozenset({"rho", "secure_aggregation"}),
+    settings=EXCHANGE_SETTINGS | {"rho"},
     resolve=_resolve,
     client_init=_start,
     client_round=_round,

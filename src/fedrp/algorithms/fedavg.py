@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrp.algorithms.base import (
+    EXCHANGE_SETTINGS,
     NOTHING,
     Algorithm,
     ClientState,
@@ -81,7 +82,7 @@ FEDAVG = Algorithm(
     summary="send the model, get the mean",
     secret=False,
     exchanges=True,
-    settings=frozenset({"server_momentum", "secure_aggregation"}),
+    settings=EXCHANGE_SETTINGS | {"server_momentum"},
     delivers="consensus",
     catch_up="latest",
     upload_size=full_vector,

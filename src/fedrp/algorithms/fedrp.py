@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrp.algorithms.base import (
+    EXCHANGE_SETTINGS,
     Algorithm,
     ClientState,
     Local,
@@ -124,7 +125,7 @@ def _certify(config: RunConfig, uploads: Sequence[Vector]) -> float | None:
 FEDRP: Algorithm = FEDAVG._replace(
     summary="consensus ADMM on secret projections, as printed in the paper",
     secret=True,
-    settings=frozenset({"rho", "projection", "ball", "sensitivity", "norm_floor", "secure_aggregation"}),
+    settings=EXCHANGE_SETTINGS | {"rho", "projection", "sealing", "ball", "sensitivity", "norm_floor"},
     delivers="client",
     upload_size=lambda config, _parameters: config.dim,
     resolve=_resolve,

@@ -200,7 +200,7 @@ def _releases(config: RunConfig) -> list[Release]:
 SUBSPACE: Algorithm = FEDAVG._replace(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     secret=True,
-    settings=FEDAVG.settings | PRIVACY_SETTINGS | {"projection", "proximal"},
+    settings=FEDAVG.settings | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
     catch_up="all",
     upload_size=lambda config, _parameters: config.dim + (extra_numbers(config) if config.private else 0),
     resolve=_resolve,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedrp.attacks.angles import named_classes
 from fedrp.attacks.clues import angles, find_clues, opened_keys, uploads
@@ -34,13 +33,12 @@ from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
 from fedrp.attacks.record import record
 from fedrp.attacks.victim import SMOOTH, Victim
 from fedrp.attacks.view import ADVERSARIES, Recording
-from fedrp.config import RunConfig, require_choice
+from fedrp.config import RunConfig, require, require_choice
 from fedrp.data import Dataset, load_dataset
 from fedrp.errors import ConfigError, DataError
 from fedrp.rng import RunSeed
 from fedrp.secret import KEY_BYTES
 from fedrp.task import Task
-from fedrp.training import Examples
 
 OnStep = Callable[[int, int], None]  # (targets done, targets in all)
 
@@ -69,8 +67,7 @@ class Scenario:
     def __post_init__(self) -> None:
         require_choice("adversary", self.adversary, ADVERSARIES)
         for name in ("clients", "pictures", "targets"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not valid: expected a whole number of at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         if self.adversary != "server" and self.clients < 2:
             raise ConfigError(
                 f"clients={self.clients} is not valid: '{self.adversary}' needs a second client to attack"
@@ -123,7 +120,7 @@ class Outcome:
         similarity = [value for target in self.targets for value in target.ssim]
         return {
             **dataclasses.asdict(self.scenario),
-            **self.effort._asdict(),
+            **dataclasses.asdict(self.effort),
             "parameters": self.parameters,
             "keys_guessed": self.guessed,
             "psnr": _mean(self.psnr),
@@ -262,12 +259,10 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
 
 def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np.intp]]) -> Recording:
     """Train a real run in which client i holds the training pictures `chosen[i]`, and keep its packets."""
-    data = [
-        Examples(torch.from_numpy(dataset.normalised(dataset.train_x[index])), torch.from_numpy(dataset.train_y[index]))
-        for index in chosen
-    ]
+    data = [(dataset.normalised(dataset.train_x[index]), dataset.train_y[index]) for index in chosen]
     shape = tuple(dataset.train_x.shape[1:])
-    task = Task(Victim(scenario.model, shape, dataset.classes), [], ([], []), model_name=scenario.model)
+    unscored = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64)  # nobody asks how good the model is
+    task = Task(Victim(scenario.model, shape, dataset.classes), data, unscored, model_name=scenario.model)
     noised = scenario.dp_epsilon is not None or scenario.algorithm == "fedavg-dp"
     config = RunConfig(
         algorithm=scenario.algorithm,
@@ -282,7 +277,7 @@ def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np
         seed=scenario.seed,
     )
     (mean,), (deviation,) = dataset.mean, dataset.std
-    return record(config, task, data, -mean / deviation, (1 - mean) / deviation, dataset.classes)
+    return record(config, task, shape, dataset.classes, -mean / deviation, (1 - mean) / deviation)
 
 
 def _chosen(scenario: Scenario, dataset: Dataset) -> list[npt.NDArray[np.intp]]:

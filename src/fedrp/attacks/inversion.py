@@ -10,6 +10,7 @@ bias (iDLG, Zhao et al. 2020) where it is seen, otherwise from the class whose t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,14 @@ from fedrp.algorithms.subspace import step_size
 from fedrp.attacks.clues import Clue
 from fedrp.attacks.metrics import Pictures
 from fedrp.attacks.view import Public
-from fedrp.config import require_choice, settled
+from fedrp.config import require, require_choice, settled
 from fedrp.models import Vector, built, layout_of
 from fedrp.projection import Projection
 from fedrp.rng import RunSeed
 
 
-class Effort(NamedTuple):
+@dataclass(frozen=True)
+class Effort:
     """How hard an attack tries."""
 
     method: str = "lbfgs"
@@ -35,6 +37,12 @@ class Effort(NamedTuple):
     restarts: int = 1  # from different starting pictures; the one that explains the clue best is kept
     smoothness: float = 1e-3  # weight of total variation
     known_step: bool = False  # match lengths too, trusting the stated learning rate
+
+    def __post_init__(self) -> None:
+        require_choice("method", self.method, METHODS)
+        for name in ("iterations", "restarts"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        require(0 <= self.smoothness < float("inf"), "smoothness", self.smoothness, "a number of at least 0")
 
 
 class Reconstruction(NamedTuple):
@@ -55,7 +63,6 @@ def invert(
 
     `prior` is where the search starts: a typical picture (C, H, W).
     """
-    require_choice("method", effort.method, METHODS)
     labels = recovered_labels(public, clues[0], count, prior)
     y = torch.tensor(labels)
     misses = [_miss(public, clue, y, effort.known_step) for clue in clues]

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from fedrp.algorithms import ALGORITHMS
 from fedrp.attacks.metrics import area, true_positives_at
-from fedrp.config import RunConfig, from_settings, settled
+from fedrp.config import RunConfig, from_settings, require, settled
 from fedrp.errors import ConfigError
 from fedrp.models import ModelFactory, Vector, built, layout_of, load_vector, public_initial
 from fedrp.rng import RunSeed
@@ -33,6 +33,7 @@ _FALSE_POSITIVES = 0.01
 
 def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> dict[str, Any]:
     """Attack the model in a run folder; members are the training examples that the model was trained on."""
+    require(references >= 0, "references", references, "a whole number of at least 0")
     config = _config(folder)
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)

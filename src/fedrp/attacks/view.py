@@ -28,7 +28,6 @@ class Packet(NamedTuple):
     """Bytes on the line between the server and one client."""
 
     client: int
-    to_server: bool
     data: bytes
 
 

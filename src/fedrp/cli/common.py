@@ -1,11 +1,12 @@
 """What all commands share: the group they belong to, options made of config fields, progress."""
 
 import dataclasses
+import itertools
 import os
 import sys
 import typing
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedrp._version import __version__
 from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_types
+from fedrp.files import beginning
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
@@ -28,26 +30,42 @@ def cli() -> None:
     """Federated learning with secret random projections."""
 
 
-def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """One option per field of `RunConfig` and `Speed`: what TOML can say, the command line can say."""
-    for record in (Speed, RunConfig):
-        hints = typing.get_type_hints(record)
-        for setting in reversed(dataclasses.fields(record)):
-            kind = next(
-                k for k in (bool, str, float, int) if k in (hints[setting.name], *typing.get_args(hints[setting.name]))
-            )
-            shown = CLI_WORKERS if setting.name == "workers" else setting.default
-            text = setting.metadata["help"] + ("" if shown is None else f"  [default: {shown}]")
-            option = "--" + setting.name.replace("_", "-")
+_RECORDS = (RunConfig, Speed)
+_FIELDS = {field.name: field for record in _RECORDS for field in dataclasses.fields(record)}
+_HINTS = {name: hint for record in _RECORDS for name, hint in typing.get_type_hints(record).items()}
+
+CONFIG_ARGUMENT = click.argument("config", required=False, type=click.Path(path_type=Path))
+DATA_DIR_OPTION = click.option("--data-dir", help="data folder (also FEDRP_DATA)")
+JSON_OPTION = click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output")
+
+
+def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option for each of these fields of `RunConfig` and `Speed`; `usual` are the command's own defaults."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for name in reversed(names):
+            kind = next(k for k in (bool, str, float, int) if k in (_HINTS[name], *typing.get_args(_HINTS[name])))
+            option, text = "--" + name.replace("_", "-"), _FIELDS[name].metadata["help"]
+            shown = {"workers": CLI_WORKERS, **(usual or {})}.get(name, _FIELDS[name].default)
             if kind is bool:
-                option, text = f"{option}/--no-{option[2:]}", setting.metadata["help"]
-            command = click.option(option, setting.name, type=kind, default=None, help=text)(command)
+                option = f"{option}/--no-{option[2:]}"
+            elif shown is not None:
+                text = f"{text}  [default: {shown}]"
+            command = click.option(option, name, type=kind, default=None, help=text)(command)
+        return command
+
+    return decorate
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What TOML can say, the command line can say: an option per field, and what belongs to a command that trains."""
+    command = some_settings(*_FIELDS)(command)
     for option in (
-        click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output"),
+        JSON_OPTION,
         click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
         click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
-        click.option("--data-dir", help="data folder (also FEDRP_DATA)"),
-        click.argument("config", required=False, type=click.Path(path_type=Path)),
+        DATA_DIR_OPTION,
+        CONFIG_ARGUMENT,
     ):
         command = option(command)
     return command
@@ -66,9 +84,18 @@ class Command:
     def __post_init__(self) -> None:
         require_types(self)
 
-    def folder(self, name: str) -> Path:
-        """The folder that was asked for, or a new one."""
-        return Path(self.out) if self.out else _new_folder(name)
+    @contextmanager
+    def folder(self, name: str) -> typing.Iterator[Path]:
+        """The folder that was asked for, or a new one, which is removed if nothing came into it."""
+        if self.out:
+            yield Path(self.out)
+            return
+        path = _new_folder(name)
+        try:
+            yield path
+        finally:
+            with suppress(OSError):  # something came into it
+                path.rmdir()
 
 
 def read_settings(config: Path | None, given: Settings) -> tuple[RunConfig, Speed, Command]:
@@ -90,31 +117,25 @@ def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
 
 
 def _new_folder(name: str) -> Path:
-    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist."""
-    number = 1
-    while (path := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return path
+    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist, made here so that no other run takes it."""
+    parent = Path("runs")
+    with beginning(parent):
+        parent.mkdir(exist_ok=True)
+        numbered = (parent / f"{name}-{number}" for number in itertools.count(1))
+        return next(path for path in numbered if _made(path))
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def path_or_none(text: str | None) -> Path | None:
     """An option that may be left out."""
     return Path(text) if text else None
-
-
-def some_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options for some fields of `RunConfig`, as `fedrp run` has them."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = typing.get_type_hints(RunConfig)
-        fields = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
-        for name in reversed(names):
-            kind = next(k for k in (str, float, int) if k in (hints[name], *typing.get_args(hints[name])))
-            option = "--" + name.replace("_", "-")
-            command = click.option(option, name, type=kind, default=None, help=fields[name].metadata["help"])(command)
-        return command
-
-    return decorate
 
 
 @contextmanager

@@ -1,12 +1,22 @@
 """Commands that check privacy: bounds and ledgers, audits, attacks."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fedrp.cli.common import cli, counting, path_or_none, read_settings, settings_options, some_settings
+from fedrp.cli.common import (
+    CONFIG_ARGUMENT,
+    DATA_DIR_OPTION,
+    JSON_OPTION,
+    cli,
+    counting,
+    path_or_none,
+    read_settings,
+    some_settings,
+)
 from fedrp.config import RunConfig, from_settings
 from fedrp.errors import ConfigError, PrivacyError
 
@@ -62,13 +72,16 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
 
 # --- audit ---------------------------------------------------------------------------------------------------------
 
+_AUDITED = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8}
 _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-holder")
 
 
 @cli.command()
-@some_settings("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier")
-@some_settings("dp_epsilon", "dp_delta", "dp_noise", "ball", "norm_floor")
-@click.option("--secure-aggregation", is_flag=True, default=None, help="mask uploads: the server learns sums only")
+@some_settings(
+    *("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier", "dp_epsilon"),
+    *("dp_delta", "dp_noise", "ball", "norm_floor", "secure_aggregation"),
+    usual=_AUDITED,
+)
 @click.option("--trials", default=1000, show_default=True, help="runs in each of the two worlds")
 @click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
 @click.option("--adversary", type=click.Choice(_ADVERSARIES), help="whose claim is tested  [default: the strongest]")
@@ -92,9 +105,7 @@ def audit(
 
     fault = broken or Fault.NONE.value
     require_choice("broken", fault, [known.value for known in Fault])
-    settings = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8}
-    settings |= {name: value for name, value in given.items() if value is not None}
-    config = from_settings(RunConfig, settings)
+    config = from_settings(RunConfig, _AUDITED | {name: value for name, value in given.items() if value is not None})
     whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None
     with counting("trials") as on_step:
         result = play(config, trials, confidence, Fault(fault), whom, parameters, lambda done: on_step(done, trials))
@@ -115,12 +126,22 @@ def audit(
 
 
 @cli.command()
-@settings_options
+@CONFIG_ARGUMENT
+@DATA_DIR_OPTION
+@JSON_OPTION
+@some_settings(
+    *("algorithm", "dataset", "model", "clients", "rounds", "local_epochs", "batch_size", "lr", "momentum"),
+    *("grad_clip", "train_examples", "partition", "seed", "workers"),
+)
 @click.option("--neighbours", default=8, show_default=True, help="data sets that differ in one record")
 @click.option("--change", default="replace", show_default=True, help="what happens to the record: replace or remove")
 @click.option("--client", default=0, show_default=True, help="whose data set")
 def sensitivity(config: Path | None, neighbours: int, change: str, client: int, **given: Any) -> None:
-    """Estimate how far one record moves a client's model, by training again on neighbouring data sets."""
+    """Estimate how far one record moves a client's model, by training again on neighbouring data sets.
+
+    It is trained by plain SGD, the client alone, from the public start; the algorithm decides the default --lr only.
+    CONFIG is a TOML file as for 'fedrp run', of which the same settings as below are used.
+    """
     from fedrp.neighbours import estimate_sensitivity
     from fedrp.task import named_task
 
@@ -175,7 +196,7 @@ def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **g
     from fedrp.attacks.gallery import write
     from fedrp.attacks.inversion import Effort
 
-    effort = Effort(**{name: given.pop(name) for name in Effort._fields})
+    effort = Effort(**{field.name: given.pop(field.name) for field in dataclasses.fields(Effort)})
     scenario = Scenario(**given)
     with counting(f"{scenario.algorithm}, {scenario.adversary}") as on_step:
         outcome = attack_pictures(scenario, effort, data_dir, on_step)

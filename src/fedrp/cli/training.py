@@ -49,12 +49,12 @@ def run(config: Path | None, **given: Any) -> None:
 
     settings, speed, command = _asked(config, given, begun_settings)
     name = settings.algorithm
-    out = command.folder(f"{name}-{settings.dataset.split(':')[0]}")
     task = named_task(settings, path_or_none(command.data_dir))
-    again = _again("run", out, speed, command)
-    with _stoppable(out / CONFIG_FILE, again), _progress([name], settings.rounds) as on_round:
-        shown = functools.partial(on_round, name)
-        result = simulate(settings, task, speed, out, command.resume, shown).as_json()
+    with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
+        again = _again("run", out, speed, command)
+        with _stoppable(out / CONFIG_FILE, again), _progress([name], settings.rounds) as on_round:
+            shown = functools.partial(on_round, name)
+            result = simulate(settings, task, speed, out, command.resume, shown).as_json()
     if command.json:
         print(json.dumps(result))
     else:
@@ -83,16 +83,16 @@ def compare(config: Path | None, **given: Any) -> None:
     configs = for_each(settings, names)
     task = named_task(settings, path_or_none(command.data_dir))
     _require_all_valid(configs, task)
-    out = command.folder("compare")
-    begin_comparison(out, names, settings, command.resume)
     results = []
-    again = _again("compare", out, speed, command)
-    with _stoppable(out / COMPARISON_FILE, again), _progress(names, settings.rounds) as on_round:
-        for item in configs:
-            shown = functools.partial(on_round, item.algorithm)
-            results.append(simulate(item, task, speed, out / item.algorithm, command.resume, shown).as_json())
-    plot = out / "accuracy.png"
-    plot_accuracy(results, plot)
+    with command.folder("compare") as out:
+        begin_comparison(out, names, settings, command.resume)
+        again = _again("compare", out, speed, command)
+        with _stoppable(out / COMPARISON_FILE, again), _progress(names, settings.rounds) as on_round:
+            for item in configs:
+                shown = functools.partial(on_round, item.algorithm)
+                results.append(simulate(item, task, speed, out / item.algorithm, command.resume, shown).as_json())
+        plot = out / "accuracy.png"
+        plot_accuracy(results, plot)
     if command.json:
         print(json.dumps({"runs": results, "plot": str(plot)}))
     else:

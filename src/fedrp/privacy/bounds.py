@@ -15,7 +15,13 @@ from fedrp.privacy.composition import advanced_epsilon, basic_epsilon, renyi_eps
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.joint_view import joint_epsilon
 from fedrp.privacy.projection_loss import dominating_losses, growing_losses
-from fedrp.privacy.projection_mechanism import exact_epsilon, highest_order, paper_epsilon, renyi_divergence
+from fedrp.privacy.projection_mechanism import (
+    LARGEST_RATIO,
+    exact_epsilon,
+    highest_order,
+    paper_epsilon,
+    renyi_divergence,
+)
 
 
 class EpsilonInterval(NamedTuple):
@@ -56,11 +62,18 @@ def bound(name: str, event: events.Event, delta: float) -> Answer:
             return Refused(f"unknown event {leaf!r}")
         elif isinstance(leaf, events.ProjectedRelease) and leaf.ratio is None:
             return Refused("nothing bounds the sensitivity-to-norm ratio of the projected vector")
+        elif isinstance(leaf, events.ProjectedRelease) and _ratio(leaf) > LARGEST_RATIO:
+            return Refused(too_large(_ratio(leaf)))
         elif not _harmless(leaf):
             leaves[leaf] = leaves.get(leaf, 0) + count
     if exposed:
         return EpsilonInterval(math.inf, math.inf, math.inf)
     return BOUNDS[name](leaves, delta) if leaves else EpsilonInterval(0.0, 0.0, 0.0)
+
+
+def too_large(ratio: float) -> str:
+    """Why nothing is said about a projected vector that may change by so much."""
+    return f"the projected vector may change by {ratio:.3g} times its norm floor, more than {LARGEST_RATIO:g} times"
 
 
 def tightest(event: events.Event, delta: float, adversary: events.Adversary) -> tuple[str, EpsilonInterval] | Refused:

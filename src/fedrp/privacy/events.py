@@ -31,7 +31,6 @@ class Adversary(Enum):
 class Adjacency(Enum):
     """Which two data sets must look alike."""
 
-    RECORD_ADD_REMOVE = "one record of one client added or removed"
     RECORD_REPLACE = "one record of one client replaced by another"
     CLIENT_ADD_REMOVE = "one client added or removed, or its contribution set to zero"
     CLIENT_REPLACE = "one client's whole data set replaced by another"

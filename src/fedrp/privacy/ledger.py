@@ -22,7 +22,7 @@ def statements(releases: Iterable[Release], delta: float) -> tuple[Guarantee, ..
 
 
 def headline(ledger: Sequence[Guarantee]) -> Guarantee | None:
-    """The statement that a one-line result quotes: the smallest epsilon above 0, the strongest adversary first.
+    """The statement that a one-line result quotes: the smallest epsilon above 0, of equal ones the first.
 
     None where nothing is guaranteed, or where nothing was released that could need a guarantee. What holds against a
     server that looks at one vector alone is not quoted: where it is stated at all, the server has more than that.

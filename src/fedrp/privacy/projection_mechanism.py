@@ -14,6 +14,8 @@ from scipy.optimize import brentq
 from fedrp.privacy import _checks
 from fedrp.privacy.chi import log_tail_excess
 
+LARGEST_RATIO = 1e5  # beyond it epsilon is above 1e9 for one row: a number without meaning, and soon without digits
+
 
 def paper_epsilon(rows: int, ratio: float, delta: float) -> float:
     """Theorem 2 of the paper: alpha (1 + alpha/2) (m + 2 lambda + 2 sqrt(lambda (m + lambda))), lambda = ln(1/delta).
@@ -90,7 +92,8 @@ def renyi_divergence(order: float, rows: int, ratio: float) -> float:
 
 
 def highest_order(ratio: float) -> float:
-    """The order q^2 / (q^2 - 1) at which the Renyi divergence becomes infinite."""
+    """The order q^2 / (q^2 - 1) at which the Renyi divergence becomes infinite, for ratios up to `LARGEST_RATIO`."""
+    ratio = _checks.number("ratio", ratio, at_least=0, at_most=LARGEST_RATIO)
     return math.inf if ratio == 0 else 1 + 1 / (2 * _growth_rate(ratio))
 
 

@@ -6,8 +6,9 @@ from typing import Any
 from fedrp.errors import ConfigError
 from fedrp.privacy import _checks
 from fedrp.privacy.assumptions import OTHERS_FIXED, implied_assumptions
-from fedrp.privacy.bounds import EpsilonInterval, Refused, bound, tightest
+from fedrp.privacy.bounds import EpsilonInterval, Refused, bound, tightest, too_large
 from fedrp.privacy.events import Adversary, Composed, JointProjectedRelease, ProjectedRelease
+from fedrp.privacy.projection_mechanism import LARGEST_RATIO
 
 ALIGNED = "the clients' vectors point the same way: ||sum of w_i|| is at least clients times the norm floor"
 
@@ -72,6 +73,9 @@ def projection_report(
             assumptions.append(ALIGNED)
         secagg = ProjectedRelease(dim, moved / _checks.number("sum_norm", sum_norm, above=0))
         assumptions += [OTHERS_FIXED] * (rounds > 1)
+    for asked in (single, joint, secagg):
+        if asked is not None and (asked.ratio or 0) > LARGEST_RATIO:
+            raise ConfigError(f"{too_large(asked.ratio or 0)}: give a smaller sensitivity or a larger norm floor")
     pld = bound("pld", Composed(single, rounds), delta)
     composed = {name: _upper(name, single, rounds, delta) for name in ("basic", "advanced", "renyi", "pld")}
     return ProjectionReport(

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from fedrp.errors import ConfigError
 from fedrp.privacy import _checks
-from fedrp.privacy.events import Adjacency
 
 FloatVector = npt.NDArray[np.floating]
 
@@ -84,25 +83,10 @@ def project_to_ball(vector: FloatVector, center: FloatVector, radius: float) -> 
     return center.astype(vector.dtype)
 
 
-def clip_sensitivity(bound: float, adjacency: Adjacency) -> Sensitivity:
-    """Of a sum of clipped updates: C if a client is added, removed or zeroed, 2 C if it is replaced."""
-    bound = _checks.number("bound", bound, at_least=0)
-    if adjacency is Adjacency.CLIENT_ADD_REMOVE:
-        return Sensitivity(bound, Basis.ENFORCED, f"each update is clipped to norm {bound:g}")
-    return Sensitivity(2 * bound, Basis.ENFORCED, f"each update is clipped to norm {bound:g}, and one is exchanged")
-
-
 def ball_sensitivity(radius: float) -> Sensitivity:
     """Of a vector kept in a ball: 2 R, for every adjacency, every pair of secret histories and every round."""
     radius = _checks.number("radius", radius, at_least=0)
     return Sensitivity(2 * radius, Basis.ENFORCED, f"the vector is kept within {radius:g} of the common start")
-
-
-def ball_norm_floor(center_norm: float, radius: float) -> NormFloor:
-    """Of a vector kept in a ball: ||w^0|| - R. A ball that reaches the origin has no floor: `ConfigError`."""
-    center_norm = _checks.number("center_norm", center_norm, above=0)
-    radius = _checks.number("radius", radius, at_least=0, below=center_norm)
-    return NormFloor(center_norm - radius, Basis.ENFORCED, f"within {radius:g} of a start of norm {center_norm:g}")
 
 
 def measured_norm_floor(norm: float, sensitivity: float) -> NormFloor | None:

@@ -1,0 +1,22 @@
+"""Where a measured result comes from; kept with it."""
+
+import datetime
+import platform
+import subprocess
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def origin_of(command: str) -> dict[str, str]:
+    """Ask before measuring: it is about the code that this process has loaded, whatever is edited while it runs."""
+    return {
+        "command": command,
+        "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else ""),
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
