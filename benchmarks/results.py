@@ -10,10 +10,8 @@ date that made it. The data folder is FEDRP_DATA.
 """
 
 import argparse
-import datetime
 import functools
 import json
-import platform
 import re
 import shutil
 import statistics
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import BUDGETS, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
+from origin import origin_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +79,7 @@ def kept_results(experiment: str, name: str) -> list[dict[str, Any]]:
 
 def perform(run: Run) -> None:
     """Run it, or go on with it where it was stopped, and keep the result."""
-    commit = _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else "")
+    origin = origin_of(f"fedrp run {run.options}")
     out = ROOT / "runs" / "results" / run.path.stem
     command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
     if (out / "config.json").exists():  # else it was killed before it began
@@ -91,19 +90,9 @@ def perform(run: Run) -> None:
     result = json.loads(done.stdout)
     kept = ("round", "accuracy", "accuracy_average", "seconds")
     result["history"] = [{key: record[key] for key in kept} for record in result["history"]]
-    origin = {
-        "command": f"fedrp run {run.options}",
-        "commit": commit,
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
-    }
     KEPT.mkdir(parents=True, exist_ok=True)
     run.path.write_text(json.dumps({"origin": origin, **result}, indent=1) + "\n")
     shutil.rmtree(out)  # so that it starts from nothing when it is asked for again
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def table(name: str) -> str:
