@@ -160,6 +160,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 *(("0 --weighting samples",) if split == "dirichlet:0.1" else ()),  # elsewhere all have equally many
             )
         },
+        seeds=(0, 1, 2),
     ),
     "cifar": Experiment(
         "CIFAR-10, a fifth of the training pictures, the paper's GroupNorm network, 50 clients, 12 rounds, E = 1",

@@ -39,7 +39,7 @@ COMPRESSION = (
 )
 OWN_SCRIPTS = {
     "compression": {f"{COMPRESSION} --seed {seed}": f"compression_seed_{seed}.json" for seed in (0, 1, 2)},
-    "rounds": {"python benchmarks/rounds.py --repeats 4": "rounds.json"},
+    "rounds": {"python benchmarks/rounds.py --repeats 6": "rounds.json"},
 }
 
 
