@@ -263,10 +263,11 @@ def run(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     known = json.loads(KEPT.read_text())
     lacking = [name for name in JOBS if name not in known and not path_of(name).exists()]
+    origin = origin_of("python benchmarks/attacks.py run")  # once: commits made from here on are not what is run
     for name in JOBS if "all" in names else names or lacking:
         print(name, flush=True)
-        origin = origin_of(f"python benchmarks/attacks.py run {name}")
-        path_of(name).write_text(json.dumps({"origin": origin, **JOBS[name](name)}, indent=1))
+        own = {**origin, "command": f"{origin['command']} {name}"}
+        path_of(name).write_text(json.dumps({"origin": own, **JOBS[name](name)}, indent=1))
 
 
 def path_of(name: str) -> Path:

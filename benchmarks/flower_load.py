@@ -67,7 +67,7 @@ def processes(root: Path, clients: int, rounds: int) -> dict[str, object]:
         settings = {"clients": clients, "rounds": rounds, "projection": "sign", "store": str(root / "store")}
         settings["round-timeout"] = 900
         most = 0.0
-        with federation.running(ROOT / "examples" / "flower_app", settings) as lines:
+        with federation.running(ROOT / "examples" / "flower-app", settings) as lines:
             for line in lines:
                 print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
                 most = max(most, _resident(federation))

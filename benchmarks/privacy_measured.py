@@ -182,10 +182,10 @@ def path_of(name: str) -> Path:
     return KEPT / f"privacy_{name.replace('-', '_')}.json"
 
 
-def keep(name: str) -> None:
-    origin = {**origin_of(f"python benchmarks/privacy_measured.py run {name}"), "seed": 0}
+def keep(name: str, origin: dict[str, str]) -> None:
+    own = {**origin, "command": f"{origin['command']} {name}", "seed": 0}
     measured, _ = EXPERIMENTS[name]
-    path_of(name).write_text(json.dumps({"origin": origin, **_finite(measured())}, indent=1) + "\n")
+    path_of(name).write_text(json.dumps({"origin": own, **_finite(measured())}, indent=1) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -216,8 +216,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.action == "render":
         render()
+    origin = origin_of("python benchmarks/privacy_measured.py run")  # once, for the code that is loaded now
     for name in arguments.names:
-        keep(name)
+        keep(name, origin)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def demo(out: Path, algorithm: str, rounds: int) -> None:
     with Loopback(out, SITES) as federation:
         print(f"up after {time.monotonic() - began:.0f} s; submitting the app", flush=True)
         settings = {"algorithm": algorithm, "rounds": rounds, "store": str(store)}
-        with federation.running(ROOT / "examples" / "flower_app", settings) as lines:
+        with federation.running(ROOT / "examples" / "flower-app", settings) as lines:
             for line in lines:
                 if "fedrp:" in line:
                     print(f"{time.monotonic() - began:6.0f} s  {line.split('fedrp:')[1].strip()}", flush=True)

@@ -1,6 +1,7 @@
 """What every algorithm promises, and what each of them reaches where the answer is known."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,19 +11,20 @@ from scipy.stats import chi2, chisquare
 from torch import nn
 
 from fedrp import RunConfig, Task, coordinator, simulate
-from fedrp.aggregate import weighted_mean
+from fedrp.aggregate import weighted_mean, weighted_sum
 from fedrp.algorithms import ALGORITHMS, for_each, require_used
 from fedrp.algorithms.base import Local, Participant, Step, Upload
 from fedrp.algorithms.private import averaged, privatised
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.host import Hosts
 from fedrp.models import public_initial
-from fedrp.privacy.events import Adversary
+from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
 from fedrp.projection import make_projection
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
+from fedrp.secure_sum import Call
 from fedrp.simulate import resolved
 from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer
 from helpers import NOISY, TinyNet, blobs, tiny_config, tiny_task
@@ -74,7 +76,8 @@ class Round:
 
     def aggregate(self, uploads: list[Upload]) -> np.ndarray:
         vectors = [upload.vector for upload in uploads]
-        mean = weighted_mean(vectors, [1.0] * len(uploads))
+        divisor = self.algorithm.divisor(self.config) or len(uploads)
+        mean = weighted_sum(vectors, [1.0] * len(uploads), divisor)
         latest = self.past[0] if self.past else None
         aggregate = self.algorithm.server_round(self.config, latest, mean, float(len(uploads)))
         carried = self.algorithm.carried(self.config, self.past)
@@ -409,9 +412,8 @@ def test_noise_differs_between_clients_and_draws(trainer: Trainer) -> None:
 
 def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> None:
     config = resolved(tiny_config("fedavg-dp", clients=10, participation=0.5), PARAMETERS)
-    mean = np.full(PARAMETERS, 5, np.float32)
-    step = ALGORITHMS["fedavg-dp"].server_round(config, None, mean, 4.0)
-    np.testing.assert_allclose(step, 5 * 4 / 5)
+    assert ALGORITHMS["fedavg-dp"].divisor(config) == 5
+    assert ALGORITHMS["fedavg"].divisor(config) is None
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:
@@ -452,23 +454,89 @@ def test_which_numbers_can_be_sent_does_not_depend_on_the_update(change: dict[st
 
     Every number is a multiple of one power of two, far below the noise, and the lowest of its bits are uniform.
     """
+    step = 2.0**-15 if change else 2.0**-17  # all of the noise is 0.7 * 0.3 = 2^-2.3, a share 2^-4.4
     real = np.random.default_rng(0).normal(size=PARAMETERS).astype(np.float32) / 30
     for update in (np.zeros_like(real), real):
         sent = uploads_with_noise(update, **change)
         assert sent.dtype == np.float32
         numbers, votes = sent[:, :PARAMETERS].astype(np.float64), sent[:, PARAMETERS:].astype(np.float64)
         for part in (numbers, votes) if votes.size else (numbers,):
-            step = np.exp2(np.floor(np.log2(part.std()) + 0.1) - 10)
             steps = part / step
             assert (steps == np.rint(steps)).all()
             if part is numbers:
                 assert chisquare(np.bincount(steps.ravel().astype(np.int64) % 16, minlength=16)).pvalue > 1e-4
 
 
-def test_noise_that_is_to_be_masked_is_rounded_only_once() -> None:
-    sent = uploads_with_noise(np.zeros(PARAMETERS, np.float32), secure_aggregation=True)
-    assert sent.dtype == np.float64
-    assert np.mean(sent.astype(np.float32) == sent) < 0.01
+def test_noise_that_is_to_be_masked_is_on_the_same_grid() -> None:
+    zero = np.zeros(PARAMETERS, np.float32)
+    masked = uploads_with_noise(zero, secure_aggregation=True)
+    assert masked.dtype == np.float64
+    assert np.array_equal(masked, uploads_with_noise(zero))
+
+
+HIDDEN = {"clients": 100, "participation": 0.4, "sampling": "poisson", "rounds": 5, "noise_multiplier": 0.8}
+
+
+@pytest.mark.parametrize("change", [{}, {"secure_aggregation": True}, {"clip_quantile": 0.5}])
+def test_no_bit_of_a_sum_tells_how_many_took_part(change: dict[str, object]) -> None:
+    """Where participation is hidden, the number of participants must not show in the last bits of the model."""
+    config = resolved(tiny_config("fedavg-dp", **HIDDEN, **change), PARAMETERS)
+    algorithm = ALGORITHMS["fedavg-dp"]
+    steps = set()
+    for participants in (20, 33, 60):  # of which each adds another share of the noise
+        local = Local(config, None, participants, lambda _: None, lambda start, _: start)
+        one = Participant(None, [Step(None, None)], KEYS[0].derive(str(participants)))
+        sent = privatised(local, one, np.zeros(PARAMETERS, np.float32)).astype(np.float64)
+        steps.add(float(np.gcd.reduce((sent * 2.0**40).astype(np.int64))) * 2.0**-40)
+        call = Call(tuple(range(participants)), (1,) * participants)
+        steps.add(algorithm.scale(config, None, call).step)
+    assert len(steps) == 1
+
+
+def test_a_sum_of_multiples_does_not_tell_how_they_were_shared_out() -> None:
+    rng = np.random.default_rng(3)
+    few = rng.integers(-5000, 5000, (3, 1000))
+    many = rng.integers(-5000, 5000, (37, 1000))
+    many[-1] += few.sum(axis=0) - many.sum(axis=0)
+    assert (few.sum(axis=0) == many.sum(axis=0)).all()
+    one, other = (
+        weighted_sum(list((part * 2.0**-14).astype(np.float32)), [1.0] * len(part), 40.0) for part in (few, many)
+    )
+    assert np.array_equal(one, other)
+
+
+def test_with_hidden_participation_each_adversary_has_its_own_statement() -> None:
+    config = resolved(tiny_config("fedavg-dp", secure_aggregation=True, **HIDDEN), PARAMETERS)
+    told = {one.adversary: one for one in statements(ALGORITHMS["fedavg-dp"].releases(config), 1e-5)}
+    fewest = 9  # of 100 coins of 0.4, in five rounds, but for 1e-11: 5 * binom.cdf(8, 100, 0.4) = 2.7e-12
+    assert f"at least {fewest} clients take part" in str(told[Adversary.CLIENTS])
+    known = 0.8 * math.sqrt(1 - 1 / fewest)
+    for adversary, noise, hidden, neighbours in (
+        (Adversary.SERVER, 0.8, False, Adjacency.CLIENT_ZEROED),
+        (Adversary.SERVER_AND_CLIENT, known, False, Adjacency.CLIENT_ZEROED),
+        (Adversary.CLIENTS, known, False, Adjacency.CLIENT_ZEROED),
+        (Adversary.MODEL_HOLDER, 0.8, True, Adjacency.CLIENT_ADD_REMOVE),
+    ):
+        expected = gaussian_epsilon(noise, 1e-5, 5, 0.4, participation_hidden=hidden)
+        assert told[adversary].epsilon == pytest.approx(expected, rel=1e-3)
+        assert told[adversary].adjacency is neighbours
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_nothing_is_said_of_a_client_that_is_added_where_its_presence_shows(sampling: str) -> None:
+    """In a sample of fixed size it takes another one's place, and the sum may change by 2 C."""
+    config = resolved(tiny_config("fedavg-dp", clients=10, participation=0.5, sampling=sampling), PARAMETERS)
+    assert {r.adjacency for r in ALGORITHMS["fedavg-dp"].releases(config)} == {Adjacency.CLIENT_ZEROED}
+
+
+def test_a_delta_too_small_for_amplification_is_kept_without_it() -> None:
+    config = resolved(
+        tiny_config("fedavg-dp", **{**HIDDEN, "noise_multiplier": None, "dp_epsilon": 1.0, "dp_delta": 1e-14}),
+        PARAMETERS,
+    )
+    told = statements(ALGORITHMS["fedavg-dp"].releases(config), 1e-14)
+    (epsilon,) = (one.epsilon for one in told if one.adversary is Adversary.MODEL_HOLDER)
+    assert epsilon == pytest.approx(1.0)
 
 
 def test_an_adaptive_clip_that_the_noise_does_not_allow_is_refused_with_a_way_out() -> None:
@@ -559,6 +627,11 @@ def test_shared_settings_are_given_to_those_who_use_them() -> None:
         require_used(config)
     masked, alone = for_each(RunConfig(secure_range=9.0, secure_aggregation=True), ("fedavg", "fwc"))
     assert (masked.secure_range, alone.secure_range) == (9.0, 64.0)
+    noised = RunConfig(secure_range=9.0, secure_aggregation=True, dp_epsilon=3.0)
+    plain, private = for_each(noised, ("fedavg", "fedrp-subspace"))
+    assert (plain.secure_range, private.secure_range) == (9.0, 64.0)
+    with pytest.raises(ConfigError, match=r"secure_range=9\.0 does nothing .* --secure-aggregation without noise"):
+        require_used(dataclasses.replace(noised, algorithm="fedrp-subspace"))
     for config in for_each(RunConfig(secure_range=9.0), ("fedavg", "fwc")):
         with pytest.raises(ConfigError, match=r"secure_range=9\.0 does nothing"):
             require_used(config)

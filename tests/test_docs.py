@@ -97,7 +97,6 @@ def test_commands_and_options_exist(page: str, line: str) -> None:
 PROGRAMS = [
     ("flower-superlink",),
     ("flower-supernode",),
-    ("flwr", "build"),
     ("flwr", "run"),
     ("flwr", "supernode", "register"),
 ]
@@ -149,11 +148,20 @@ def test_the_keys_of_the_docs_are_those_of_the_example_and_the_code() -> None:
 
     from fedrp.flower.settings import Pacing, run_settings
 
-    app = tomllib.loads((ROOT / "examples" / "flower_app" / "pyproject.toml").read_text())
+    app = tomllib.loads((ROOT / "examples" / "flower-app" / "pyproject.toml").read_text())
     run_settings(app["tool"]["flwr"]["app"]["config"])
     text = (ROOT / "docs" / "deploy.md").read_text()
     for name in set(Pacing.__annotations__) - {"poll"}:
         assert f"| `{name.replace('_', '-')}` |" in text
+
+
+def test_the_wire_format_of_the_docs_is_that_of_the_code() -> None:
+    from fedrp.wire import VERSION, Kind
+
+    text = (ROOT / "docs" / "reference.md").read_text()
+    assert f"## Wire format, version {VERSION}" in text
+    (kinds,) = re.findall(r"\| kind \| 1 \| (.*) \|", text)
+    assert set(kinds.split(", ")) == {kind.name for kind in Kind}
 
 
 def test_every_algorithm_and_family_is_described() -> None:

@@ -114,13 +114,23 @@ def test_every_example_is_covered() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(LONGEST)
 
 
+def test_the_flower_app_can_be_built(tmp_path: Path) -> None:
+    from fedrp.flower.loopback import quiet_environment
+
+    flwr = Path(sys.executable).with_name("flwr")
+    command = [flwr, "build", "--app", ROOT / "examples" / "flower-app"]
+    done = subprocess.run(command, cwd=tmp_path, env=quiet_environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.glob("fedrp.digits.*.fab"))) == 1
+
+
 def test_the_flower_app_is_short_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The app as it is, on a grid in this process."""
     from fedrp.flower.local import LocalGrid, answering, run_locally
     from fedrp.roster import entry_of, merged, new_identity, write_roster
     from fedrp.status import statuses
 
-    folder = ROOT / "examples" / "flower_app"
+    folder = ROOT / "examples" / "flower-app"
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("digits/*.py")) <= 45
     monkeypatch.syspath_prepend(str(folder))
     from digits.client_app import app as client

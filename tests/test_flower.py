@@ -383,7 +383,7 @@ def test_a_site_takes_part_only_in_what_it_agreed_to(tmp_path: Path, caplog: pyt
 
 
 DOCUMENTED = {
-    **tomllib.loads((ROOT / "examples/flower_app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
+    **tomllib.loads((ROOT / "examples/flower-app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"],
     "rounds": 20,
 }
 
@@ -432,6 +432,17 @@ def test_the_documented_agreement_fits_the_documented_run_however_it_trains(agre
 def test_what_an_agreement_does_not_list_has_its_default(changes: dict[str, object], told: str, agreed: Path) -> None:
     with pytest.raises(ConfigError, match=f"the run has {told}"):
         require_agreed(agreed, {**DOCUMENTED, **changes})
+
+
+def test_keys_of_the_app_are_agreed_to_as_well(agreed: Path) -> None:
+    """They may choose the data that is used, so none is free."""
+    run = {**DOCUMENTED, "app-data": "/data/ours"}
+    with pytest.raises(ConfigError, match=r"app_data=/data/ours, which .* does not list: list it there"):
+        require_agreed(agreed, run)
+    agreed.write_text(agreed.read_text() + 'app-data = "/data/ours"\n')
+    require_agreed(agreed, run)
+    with pytest.raises(ConfigError, match=r"app_data=/data/others, this site agreed to /data/ours"):
+        require_agreed(agreed, {**run, "app-data": "/data/others"})
 
 
 def test_an_assumed_sensitivity_leaves_nothing_free(agreed: Path) -> None:

@@ -3,13 +3,8 @@
 import hashlib
 import json
 import re
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -39,10 +34,10 @@ def model_of(federation: Loopback, name: str) -> np.ndarray:
     return np.concatenate([tensors[part].ravel() for part in layout_of(TinyNet()).names])
 
 
-def run_app(federation: Loopback, app: Path = APP, **settings: object) -> str:
+def run_app(federation: Loopback, **settings: object) -> str:
     """The log of a run."""
     store = {"store": str(federation.root / "store")}
-    with federation.running(app, {**store, **{k.replace("_", "-"): v for k, v in settings.items()}}) as lines:
+    with federation.running(APP, {**store, **{k.replace("_", "-"): v for k, v in settings.items()}}) as lines:
         return "\n".join(lines)
 
 
@@ -202,37 +197,3 @@ def test_a_node_that_is_not_registered_is_refused(tmp_path: Path) -> None:
         federation.start_site(SITES[0])
         wait_for(lambda: not federation.alive(SITES[0]), 60)
         assert "Exit Code: 305" in federation.log_file(SITES[0]).read_text()
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """A folder that nobody can write to, not even who owns it."""
-    for arguments in (["--bind", folder, folder], ["-o", "remount,bind,ro", folder]):
-        if subprocess.run(["mount", *arguments], capture_output=True).returncode:
-            pytest.skip("this user may not mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
-@pytest.mark.slow
-def test_a_site_with_a_read_only_folder_of_apps_runs_those_and_no_other_code(tmp_path: Path) -> None:
-    federation = Loopback(tmp_path, SITES[:1])
-    apps = federation.home(SITES[0]) / "apps"
-    apps.mkdir(parents=True)
-    environment, flwr = quiet_environment(apps.parent), Path(sys.executable).parent / "flwr"
-    subprocess.run([flwr, "build", "--app", APP], check=True, env=environment, cwd=tmp_path, capture_output=True)
-    (bundle,) = tmp_path.glob("*.fab")
-    subprocess.run([flwr, "install", bundle], check=True, env=environment, capture_output=True)
-    other, trace = tmp_path / "other", tmp_path / "it ran"
-    shutil.copytree(APP, other, ignore=shutil.ignore_patterns("__pycache__"))
-    code = other / "tiny" / "client_app.py"
-    code.write_text(f"open({str(trace)!r}, 'w').close()\n{code.read_text()}")
-    with read_only(apps), federation:
-        log = run_app(federation, clients=1, rounds=1)
-        assert "finished after 1 rounds; 1 sites have the model" in log, log
-        refused = run_app(federation, app=other, store=str(tmp_path / "other store"), clients=1, start_timeout=120.0)
-        assert "0 sites online after 120 s" in refused, refused
-        assert "Read-only file system" in federation.log_file(SITES[0]).read_text()
-    assert not trace.exists()

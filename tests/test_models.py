@@ -302,8 +302,21 @@ def test_a_single_number_is_drawn_from_the_secret_too() -> None:
     drawn = np.array([secret_initial(lambda: nn.Linear(5, 1), SecretKey(bytes([n]) * 32))[-1] for n in range(200)])
     assert len(set(drawn.tolist())) == 200
     assert public not in drawn
-    assert abs(np.mean(drawn)) < 4 * abs(public) / np.sqrt(200)
-    assert np.std(drawn) == pytest.approx(abs(public), rel=4 / np.sqrt(400))
+    again = public_initial(lambda: nn.Linear(5, 1), RunSeed(1))[-1]
+    spread = abs(public - again) / 2
+    assert abs(np.mean(drawn) - (public + again) / 2) < 4 * spread / np.sqrt(200)
+    assert np.std(drawn) == pytest.approx(spread, rel=4 / np.sqrt(400))
+
+
+def test_a_single_gain_near_one_stays_near_one() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(1 + 0.01 * torch.randn(1))
+
+    drawn = [secret_initial(Gain, SecretKey(bytes([n]) * 32))[0] for n in range(50)]
+    assert len(set(drawn)) == 50
+    assert 0.9 < min(drawn) < max(drawn) < 1.1
 
 
 def test_a_single_number_that_is_given_stays() -> None:

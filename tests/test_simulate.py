@@ -25,7 +25,7 @@ from fedrp import RunConfig, RunResult, Speed, Task, kernels, load_vector, simul
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
-from fedrp.errors import ConfigError, DataError, FedRPError, SiteError
+from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
 from fedrp.files import locked
 from fedrp.host import ClientHost, Hosts, HostSetup, SimulatedEntropy, Worker
 from fedrp.models import layout_of
@@ -35,6 +35,8 @@ from fedrp.runfolder import Fingerprint
 from fedrp.simulate import evaluate, resolved
 from fedrp.task import split_among_clients
 from helpers import (
+    CLASSES,
+    FEATURES,
     NOISY,
     SHORT,
     FrozenNet,
@@ -218,6 +220,47 @@ def test_pretrained_weights_are_where_training_starts(name: str, task: Task) -> 
 def test_divergence_is_one_clear_error(task: Task) -> None:
     with pytest.raises(FedRPError, match=r"training diverged: .*client \d .* round \d"):
         simulate(tiny_config("fedavg", lr=1e38), task)
+
+
+class Drift(nn.Module):
+    """A model whose loss grows tenfold with every step of 1 that its one weight takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :1] * 0 + self.weight.sum()
+
+
+def drifting(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
+    return -(10 ** -outputs.mean()) + 2 * (10 ** -outputs.detach().mean())  # goes down where its value goes up
+
+
+DRIFT = Task(Drift, blobs(8), blobs(8), loss=drifting, correct=lambda outputs, _targets: torch.zeros(len(outputs)))
+SLOW = {"rounds": 6, "clients": 2, "lr": 0.5, "momentum": 0.0, "batch_size": 8, "local_epochs": 1, "grad_clip": 1.0}
+
+
+def test_divergence_over_many_rounds_is_seen_too() -> None:
+    """Here no client's loss grows more than a hundredfold within a round."""
+    rounds = []
+    with pytest.raises(DivergenceError, match=r"test loss after round \d is .*, of an untrained model about 1 "):
+        simulate(tiny_config("fedavg", **SLOW), DRIFT, on_round=rounds.append)
+    assert rounds
+
+
+def test_with_noise_a_bad_model_is_told_and_only_one_that_is_none_ends_the_run(
+    caplog: pytest.LogCaptureFixture, task: Task
+) -> None:
+    result = simulate(tiny_config("fedavg-dp", noise_multiplier=1e6), task)
+    assert result.records[-1].evaluation.delivered.loss > 1e3
+    assert "training diverged: the test loss after round 1" in caplog.text
+
+    def deep() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(3)), nn.Linear(FEATURES, CLASSES))
+
+    with pytest.raises(DivergenceError, match=r"test loss after round 1 is nan, .*lower --lr, --clip or the noise"):
+        simulate(tiny_config("fedavg-dp", noise_multiplier=1e12, clip=1e12), Task(deep, task.train, task.test))
 
 
 def test_a_task_for_another_number_of_clients_is_refused(task: Task) -> None:
@@ -640,7 +683,8 @@ def test_a_full_disk_leaves_a_finished_run_as_it_was(task: Task, tmp_path: Path)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stopped_after_any_round_a_run_resumes_to_the_same_end(name: str, task: Task, tmp_path: Path) -> None:
     """With clients that come and go, so that there is something to remember."""
-    config = tiny_config(name, clients=6, rounds=4, participation=0.7, dropout=0.3, quorum=0.3, seed=1)
+    loss = {"dropout": 0.3, "quorum": 0.3} if ALGORITHMS[name].exchanges else {}
+    config = tiny_config(name, clients=6, rounds=4, participation=0.7, seed=1, **loss)
     undisturbed = simulate(config, task)
     for last in (1, 2, 3):
 

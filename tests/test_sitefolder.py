@@ -1,6 +1,7 @@
 """What parties of a deployment keep on disk: complete or not at all, theirs and of this run, or refused in one line."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -19,10 +20,11 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
-from fedrp.serverfolder import ServerFolder
+from fedrp.serverfolder import ServerFolder, packed_server
 from fedrp.silo import Silo
+from fedrp.simulate import simulate
 from fedrp.sitefolder import SiteFolder
-from helpers import Federation, environment, round_keys, tiny_config
+from helpers import Federation, environment, round_keys, tiny_config, tiny_task
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
 
@@ -208,7 +210,42 @@ def test_a_second_process_waits_and_then_says_why(tmp_path: Path) -> None:
         assert time.monotonic() - began < 4
 
 
+def no_locks(*_arguments: object) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def test_a_file_system_without_locks_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    why = r"cannot lock .*: Function not implemented: use a file system that has locks"
+    with pytest.raises(SiteError, match=why), locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_run_folder_is_written_there_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    simulate(tiny_config("fedavg"), tiny_task(), out=tmp_path)
+    assert (tmp_path / "result.json").exists()
+    assert "make sure that no other process works in this folder" in caplog.text
+
+
 # --- the server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_state_of_an_earlier_version_is_read_where_it_suffices(masked: bool, tmp_path: Path) -> None:
+    """There were no digests then, which only masks need."""
+    run = Federation(tiny_config("fedavg", secure_aggregation=masked))
+    run.round()
+    folder = ServerFolder(tmp_path, run.run)
+    state = packed_server(run.server).replace(b'\\"digests\\"', b'\\"renamed\\"')
+    (tmp_path / "server.safetensors").write_bytes(state)
+    if masked:
+        with pytest.raises(SiteError, match="digests"):
+            folder.load(run.server)
+    else:
+        assert folder.load(dataclasses.replace(run.server, round=0)).round == 1
 
 
 @pytest.mark.parametrize("name", TALKING)

@@ -12,10 +12,11 @@ Vector = npt.NDArray[np.float32]
 _CHUNK = 1 << 20
 
 
-def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """The sum of `weight * vector`, accumulated in float64 in the order given.
+def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float], divisor: float = 1.0) -> Vector:
+    """The sum of `weight * vector`, accumulated in float64 in the order given, by `divisor`.
 
-    Guarantees: the order of the vectors changes nothing but rounding below float32.
+    Guarantees: the order of the vectors changes nothing but rounding below float32. With weights of 1 and multiples of
+    a power of two, which float64 adds exactly, the result is a function of the sum: it does not tell how many they are.
     """
     result = np.empty(vectors[0].shape, np.float32)
     for start in range(0, result.size, _CHUNK):  # a float64 copy of 134 million numbers would be a gigabyte
@@ -23,7 +24,7 @@ def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
         total = np.zeros(result[part].shape, np.float64)
         for vector, weight in zip(vectors, weights, strict=True):
             total += np.multiply(vector[part], weight, dtype=np.float64)
-        result[part] = total
+        result[part] = total / divisor
     return result
 
 

@@ -22,6 +22,7 @@ SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
 DEFAULT_QUORUM = 0.5
+_LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
 _MOST_THREADS = 1024  # torch crashes on absurd numbers
 Record = TypeVar("Record")
 Value = TypeVar("Value")
@@ -89,12 +90,10 @@ class RunConfig:
         for name in ("lr", "rho", "clip", "dp_epsilon", "secure_range", "ball", "sensitivity", "norm_floor"):
             value = getattr(self, name)
             require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
-        require(
-            self.noise_multiplier is None or 0 <= self.noise_multiplier < float("inf"),
-            *("noise_multiplier", self.noise_multiplier, "a number of at least 0"),
-        )
-        require(0 <= self.grad_clip < float("inf"), "grad_clip", self.grad_clip, "a number of at least 0")
-        require(0 <= self.proximal < float("inf"), "proximal", self.proximal, "a number of at least 0")
+        require((self.clip or 1) <= _LARGEST, "clip", self.clip, f"a number up to {_LARGEST:g}")
+        for name in ("noise_multiplier", "grad_clip", "proximal"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value <= _LARGEST, name, value, f"a number from 0 to {_LARGEST:g}")
         for name in ("momentum", "server_momentum", "dropout"):
             value = getattr(self, name)
             require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")

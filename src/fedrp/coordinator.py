@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp import secure_sum, wire
-from fedrp.aggregate import Vector, weighted_mean
+from fedrp.aggregate import Vector, weighted_mean, weighted_sum
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
@@ -200,7 +200,7 @@ def close_round(
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
         weights = [float(message.weight) for message in uploads.values()]
-        mean, weight = weighted_mean(vectors, weights), sum(weights)
+        mean, weight = _mean(server, vectors, weights), sum(weights)
         certified = server.algorithm.certify(server.config, vectors)
     past = [server.aggregates[r] for r in (server.round, server.round - 1) if r in server.aggregates]
     aggregate = server.algorithm.server_round(server.config, past[0] if past else None, mean, weight)
@@ -226,6 +226,11 @@ def close_round(
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
             server = take_keys(server, {dealer: replies[dealer]})
     return _pruned(server), RoundReport(() if lost else tuple(uploads), refused, certified)
+
+
+def _mean(server: Coordinator, vectors: list[Vector], weights: list[float]) -> Vector:
+    divisor = server.algorithm.divisor(server.config)
+    return weighted_mean(vectors, weights) if divisor is None else weighted_sum(vectors, weights, divisor)
 
 
 def outstanding(server: Coordinator, replies: Packets) -> frozenset[int]:
@@ -292,9 +297,9 @@ def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: 
                     f"round {server.round + 1}: client {client} did not help to recover it ({error}): ask it again"
                 ) from None
     previous = server.aggregates.get(server.round)
-    step = secure_sum.grid(server.algorithm.magnitude(server.config, previous, len(call.clients)), call)
+    step = server.algorithm.scale(server.config, previous, call).step
     weight = float(call.weight_of(uploads))
-    return secure_sum.decode(total, weight, step), weight
+    return secure_sum.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
 
 
 def _call(server: Coordinator, participants: tuple[int, ...]) -> Call:
@@ -355,7 +360,7 @@ def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
     ]
     told = [_message(server, Kind.REBUILD, round_)] if rebuild else []
     missed = max(last, 1)
-    if digests := server.digests[missed - 1 : first - 1]:
+    if digests := server.digests[missed - 1 : max(first, 1) - 1]:
         told.append(_message(server, Kind.DIGESTS, missed, wire.raw(b"".join(digests))))
     return [*told, *keys, *aggregates]
 

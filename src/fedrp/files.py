@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from fedrp.errors import ConfigError, SiteError
+
+_log = logging.getLogger(__name__)
 
 PRIVATE = 0o600
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -107,18 +110,25 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, patience: float = 600.0) -> Iterator[None]:
+def locked(path: Path, patience: float = 600.0, required: bool = True) -> Iterator[None]:
     """Hold a lock file, which goes with the process however that ends.
 
     Raises:
-        SiteError: another process holds it for longer than `patience` seconds.
+        SiteError: another process holds it for longer than `patience` seconds, or the file system has no locks; if the
+            lock is not `required`, a warning is logged instead of the latter.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
     except OSError as error:
         raise SiteError(f"cannot open {path}: {error.strerror}") from None
     try:
-        _wait_for(descriptor, path, patience)
+        try:
+            _wait_for(descriptor, path, patience)
+        except OSError as error:
+            text = f"cannot lock {path}: {error.strerror}"
+            if required:
+                raise SiteError(f"{text}: use a file system that has locks") from None
+            _log.warning("%s: make sure that no other process works in this folder", text)
         yield
     finally:
         os.close(descriptor)

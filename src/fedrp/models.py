@@ -171,7 +171,7 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     """An initial model of which only holders of `key` know what the factory draws at random.
 
     Tensors that the factory draws at random are drawn anew from the key's stream with their own mean and standard
-    deviation; a single number with mean 0 and its own size as deviation. A tensor that it gives alike under two seeds
+    deviation (a single number with those of two draws). A tensor that it gives alike under two seeds
     of torch was not drawn but given, and stays as it is: constants (zero biases, unit gains), pretrained weights, and
     all of a factory that seeds torch itself. Given tensors are known to whoever has them, perhaps the server too:
     docs/threat-model.md says what that costs. The template comes from a public seed, so every client computes the same
@@ -205,19 +205,22 @@ def initial_laws(factory: ModelFactory) -> tuple[Vector, list[TensorLaw]]:
     """
     module = _seeded(factory, RunSeed(0))
     layout = layout_of(module)
-    given = _given(factory, module, layout)
+    drawn_again = _drawn_again(factory, module, layout)
     template = layout.flatten(module)
     laws = []
     start = 0
-    for shape, kept in zip(layout.shapes, given, strict=True):
+    for shape, again in zip(layout.shapes, drawn_again, strict=True):
         part = slice(start, start + prod(shape))
-        laws.append(TensorLaw(part, np.float32(0), np.float32(0)) if kept else _law(part, template))
+        laws.append(TensorLaw(part, np.float32(0), np.float32(0)) if again is None else _law(part, template, again))
         start = part.stop
     return template, laws
 
 
-def _given(factory: ModelFactory, module: nn.Module, layout: Layout) -> list[bool]:
-    """Which tensors of a module do not depend on torch's seed. The second model is gone when this returns."""
+def _drawn_again(factory: ModelFactory, module: nn.Module, layout: Layout) -> list[float | None]:
+    """The first number of each tensor under another seed of torch; None if the tensor does not depend on the seed.
+
+    The second model is gone when this returns.
+    """
     other = _seeded(factory, RunSeed(1))
     if layout_of(other) != layout:
         raise ConfigError(
@@ -231,13 +234,13 @@ def _given(factory: ModelFactory, module: nn.Module, layout: Layout) -> list[boo
             f"the model factory hands out the same parameter '{shared}' at every call: "
             "let it build a new model, e.g. copy.deepcopy(model)"
         )
-    return [torch.equal(one, two) for one, two in pairs]
+    return [None if torch.equal(one, two) else float(two.detach().flatten()[0]) for one, two in pairs]
 
 
-def _law(part: slice, template: Vector) -> TensorLaw:
+def _law(part: slice, template: Vector, again: float) -> TensorLaw:
     values = template[part].astype(np.float64)
-    if values.size == 1:  # one number has no spread: its size is all that is known of its law
-        return TensorLaw(part, np.float32(0), np.float32(abs(values[0])))
+    if values.size == 1:  # one number has no spread: two draws have
+        values = np.append(values, again)
     # Rounded to float32 first: a sum in another order on another machine must not change a bit.
     return TensorLaw(part, np.float32(values.mean()), np.float32(values.std()))
 

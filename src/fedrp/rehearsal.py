@@ -23,8 +23,8 @@ def rehearse(
     train: Sequence[Examples],
     test: Examples | None,
     device: torch.device,
-) -> None:
-    """Do on a few examples what a run does on all: a step of training, a score.
+) -> float:
+    """Do on a few examples what a run does on all: a step of training, a score. Returns the loss of an untrained model.
 
     Guarantees: works on a model of its own and draws nothing from torch's global generator, so no result changes.
 
@@ -40,16 +40,16 @@ def rehearse(
         )
     module.to(device).train()
     with torch.random.fork_rng(devices=[]):
-        for batch in _telling(train):
-            _try(module, loss, None, batch)
+        losses = [_try(module, loss, None, batch) for batch in _telling(train)]
         module.eval()
         with torch.inference_mode():
             for batch in [] if test is None else _telling([test]):
                 _try(module, loss, correct, batch)
+    return max(losses)
 
 
-def _try(module: nn.Module, loss: Loss, correct: Correct | None, batch: Examples) -> None:
-    """One batch; with `correct` as in the evaluation, without as in training."""
+def _try(module: nn.Module, loss: Loss, correct: Correct | None, batch: Examples) -> float:
+    """The loss of one batch; with `correct` as in the evaluation, without as in training."""
     device = next(module.parameters()).device
     try:
         targets = batch.y.to(device)
@@ -62,6 +62,7 @@ def _try(module: nn.Module, loss: Loss, correct: Correct | None, batch: Examples
             value.backward()  # type: ignore[no-untyped-call]
         else:
             number_right(correct, outputs, targets)
+        return float(value.detach())
     except FedRPError:
         raise
     except Exception as error:  # model, loss and correct are the user's code

@@ -42,9 +42,11 @@ def result_details(result: dict[str, Any]) -> list[str]:
         lines.append(f"any two clients' models are within {result['consensus_bound']:.3g} of each other ({confident})")
     for item in result["privacy"]:
         verdict = (
-            "no guarantee" if item["epsilon"] is None else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}"
+            f"no guarantee ({item['reason']})"
+            if item["epsilon"] is None
+            else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}; neighbours: {item['adjacency']}"
         )
-        lines.append(f"against {item['adversary']}: {verdict}" + (f" ({item['reason']})" if item["reason"] else ""))
+        lines.append(f"against {item['adversary']}: {verdict}")
     return lines
 
 

@@ -1,5 +1,6 @@
 """What a run gives back: records of its rounds and the one JSON object that the command line prints."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,6 +47,15 @@ def _measure(packets: Mapping[int, bytes]) -> tuple[int, int]:
     return model, keys
 
 
+def _finite(loss: float) -> float | None:
+    """A loss as JSON has it, which knows neither NaN nor infinity."""
+    return loss if math.isfinite(loss) else None
+
+
+def _loss(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 class RoundRecord(NamedTuple):
     """One round, as measured."""
 
@@ -66,9 +76,9 @@ class RoundRecord(NamedTuple):
             "participants": self.participants,
             "dropped": self.dropped,
             "accuracy": e.delivered.accuracy,
-            "loss": e.delivered.loss,
+            "loss": _finite(e.delivered.loss),
             "accuracy_average": e.average.accuracy,
-            "loss_average": e.average.loss,
+            "loss_average": _finite(e.average.loss),
             "accuracy_client_mean": e.client_mean,
             "accuracy_client_min": e.client_min,
             "accuracy_client_max": e.client_max,
@@ -82,8 +92,8 @@ class RoundRecord(NamedTuple):
     def from_json(cls, line: Mapping[str, Any]) -> "RoundRecord":
         """The inverse of `as_json`."""
         clients = [line[f"accuracy_client_{name}"] for name in ("mean", "min", "max")]
-        delivered = Score(line["accuracy"], line["loss"])
-        average = Score(line["accuracy_average"], line["loss_average"])
+        delivered = Score(line["accuracy"], _loss(line["loss"]))
+        average = Score(line["accuracy_average"], _loss(line["loss_average"]))
         traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
         evaluation = Evaluation(delivered, average, *clients)
         times = line["seconds"], line["evaluation_seconds"]

@@ -81,7 +81,7 @@ class RunFolder:
         """
         with beginning(root):
             root.mkdir(parents=True, exist_ok=True)
-        with locked(root / "lock", patience=1.0):
+        with locked(root / "lock", patience=1.0, required=False):
             yield cls(root)._begun(config, task, resume)
 
     def _begun(self, config: RunConfig, task: Fingerprint, resume: bool) -> "RunFolder":

@@ -86,6 +86,13 @@ class Call(NamedTuple):
         return sum(weight for client, weight in zip(self.clients, self.weights, strict=True) if client in chosen)
 
 
+class Scale(NamedTuple):
+    """How the numbers of an upload become whole ones."""
+
+    bound: float  # larger numbers are cut off
+    step: float  # the distance between two numbers that can be sent
+
+
 def least_participants(config: RunConfig) -> int:
     """How many clients a round is opened with, at least: where coins choose fewer, some are added."""
     return MIN_SUMMED if config.secure_aggregation else 1
@@ -157,13 +164,14 @@ def digest(aggregate: Vector) -> bytes:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def grid(bound: float, call: Call) -> float:
-    """The distance between two numbers that can be sent."""
-    return bound * sum(call.weights) / (2**31 - 1 - len(call.clients))
+def finest(bound: float, call: Call) -> Scale:
+    """The smallest steps with which no sum of the participants' numbers overflows."""
+    return Scale(bound, bound * sum(call.weights) / (2**31 - 1 - len(call.clients)))
 
 
-def encode(vector: Vector | npt.NDArray[np.float64], bound: float, weight: int, step: float) -> tuple[Words, int]:
-    """`weight * vector` in grid steps modulo 2^32, and how many numbers had to be cut off at +-bound."""
+def encode(vector: Vector | npt.NDArray[np.float64], scale: Scale, weight: int) -> tuple[Words, int]:
+    """`weight * vector` in steps modulo 2^32, and how many numbers had to be cut off at +-bound."""
+    bound, step = scale
     words = np.empty(vector.size, np.uint32)
     cut = 0
     for start in range(0, vector.size, _CHUNK):
@@ -176,12 +184,12 @@ def encode(vector: Vector | npt.NDArray[np.float64], bound: float, weight: int, 
     return words, cut
 
 
-def decode(total: Words, weight: float, step: float) -> Vector:
-    """The weighted mean, from the sum of encoded vectors and of their weights."""
+def decode(total: Words, divisor: float, step: float) -> Vector:
+    """The sum of encoded vectors by `divisor`: their weighted mean, if that is the sum of their weights."""
     result = np.empty(total.size, np.float32)
     for start in range(0, total.size, _CHUNK):
         part = total[start : start + _CHUNK].view(np.int32)
-        result[start : start + _CHUNK] = part * (step / weight)
+        result[start : start + _CHUNK] = part * step / divisor
     return result
 
 

@@ -154,7 +154,7 @@ def unpacked_server(server: Coordinator, path: Path) -> Coordinator:
         differing=frozenset(state["differing"]),
         aggregates=aggregates,
         dealt=dealt,
-        digests=tuple(map(bytes.fromhex, state["digests"])),
+        digests=tuple(map(bytes.fromhex, state["digests"] if server.config.secure_aggregation else ())),
         left_out=tuple(state["left_out"]),
         roster=bytes.fromhex(state["roster"]),
         weights=tuple(state["weights"]),

@@ -334,12 +334,12 @@ def _masked(
 ) -> tuple[Silo, Words]:
     """A client's vector as whole numbers under its masks; the silo remembers towards whom."""
     call = Call.of(wire.messages_of(inbox, Kind.ROUND)[-1].payload)
-    bound = bench.algorithm.magnitude(bench.config, _aggregate(bench, inbox, round_ - 1), len(call.clients))
-    words, cut = secure_sum.encode(vector, bound, _weight(bench, site), secure_sum.grid(bound, call))
+    scale = bench.algorithm.scale(bench.config, _aggregate(bench, inbox, round_ - 1), call)
+    words, cut = secure_sum.encode(vector, scale, _weight(bench, site))
     if cut:
         _log.warning(
             "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
-            *(silo.index, round_, cut, vector.size, bound),
+            *(silo.index, round_, cut, vector.size, scale.bound),
         )
     silo = dataclasses.replace(silo, call=call, heard=_heard(bench, silo, site, inbox, round_))
     return silo, _masker(bench, silo, site, round_, call).masked(words)

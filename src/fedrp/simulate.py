@@ -7,6 +7,8 @@ A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoin
 import contextlib
 import dataclasses
 import hashlib
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from fedrp import coordinator, kernels, wire
 from fedrp.algorithms import ALGORITHMS, require_used
 from fedrp.config import RunConfig, Speed
 from fedrp.coordinator import Coordinator, Packets
-from fedrp.errors import ConfigError, ProtocolError, QuorumError
+from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, Layout, built, layout_of
@@ -32,9 +34,12 @@ from fedrp.runfolder import Fingerprint, RunFolder
 from fedrp.secure_sum import MIN_SUMMED
 from fedrp.task import Task, examples, split_among_clients
 
+_log = logging.getLogger(__name__)
+
 OnRound = Callable[[RoundRecord], None]
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
+_DIVERGED = 100.0  # times the loss of an untrained model (plus 1)
 _ATTEMPTS = 5  # at a round that misses its quorum
 
 
@@ -59,6 +64,9 @@ def simulate(
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
+    untrained = rehearse(
+        task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
+    )
     upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
     server = coordinator.new_coordinator(setup.config, setup.run, upload_size)
     privacy = statements(server.algorithm.releases(setup.config), setup.config.dp_delta)
@@ -73,6 +81,7 @@ def simulate(
             server, traffic = _set_up(server, hosts)
         while server.round < setup.config.rounds:
             server, record = _round(server, hosts, traffic)
+            _look_for_divergence(setup.config, record, untrained)
             traffic = Traffic()  # the set-up's is counted with the first round
             records.append(record)
             seconds = earlier + time.monotonic() - began
@@ -128,7 +137,6 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     groups = grouped(config.clients, parameters)
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
-    rehearse(task.model, task.loss, task.correct, list(data.values()), test, torch.device(speed.device))
     return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, test)
 
 
@@ -199,6 +207,26 @@ def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordin
         consensus_bound=report.consensus_bound,
     )
     return server, record
+
+
+def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: float) -> None:
+    """Compare the loss after a round with that of an untrained model: within a round each client looks for itself.
+
+    With noise a bad model may be all that can be had, so only one that is none is refused (it is made of noised sums,
+    so this tells nothing more). With a ball a stop would tell of a client's data: it is only logged.
+    """
+    loss = record.evaluation.delivered.loss
+    if math.isfinite(loss) and loss <= _DIVERGED * (1 + abs(untrained)):
+        return
+    text = (
+        f"training diverged: the test loss after round {record.round} is {loss:.3g}, "
+        f"of an untrained model about {untrained:.3g} (lr={config.lr}): lower --lr"
+    )
+    if config.private:
+        text += ", --clip or the noise"
+    if config.ball is None and not (config.private and math.isfinite(loss)):
+        raise DivergenceError(text)
+    _log.warning("%s (the run goes on)", text)
 
 
 def seeded_coins(server: Coordinator) -> coordinator.Coins:

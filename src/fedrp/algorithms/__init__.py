@@ -34,8 +34,8 @@ def require_used(config: RunConfig) -> None:
         value = getattr(config, field.name)
         if value != field.default and field.name in _idle(config, config.algorithm):
             users = [name for name, algorithm in ALGORITHMS.items() if field.name in algorithm.settings]
-            if config.algorithm in users:  # but only together with masks
-                users = ["--secure-aggregation"]
+            if config.algorithm in users:  # but not together with the other settings
+                users = ["--secure-aggregation without noise"]
             raise ConfigError(
                 f"{field.name}={value} does nothing with algorithm '{config.algorithm}': leave it out, or use "
                 f"{' or '.join(users)}"
@@ -57,10 +57,11 @@ def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
 
 def _idle(config: RunConfig, name: str) -> frozenset[str]:
     """Settings that do nothing with an algorithm, the others being as they are."""
-    idle = (
-        frozenset[str]().union(*(algorithm.settings for algorithm in ALGORITHMS.values())) - ALGORITHMS[name].settings
-    )
-    return idle if config.secure_aggregation else idle | {"secure_range"}
+    used = ALGORITHMS[name].settings
+    idle = frozenset[str]().union(*(algorithm.settings for algorithm in ALGORITHMS.values())) - used
+    # With noise the range of masked numbers follows from the clip.
+    ranged = config.secure_aggregation and not (config.private and "dp_epsilon" in used)
+    return idle if ranged else idle | {"secure_range"}
 
 
 def wire_tag(config: RunConfig) -> int:

@@ -15,6 +15,7 @@ from fedrp.config import RunConfig
 from fedrp.privacy.ledger import Release
 from fedrp.projection import Projection
 from fedrp.secret import SecretKey
+from fedrp.secure_sum import Call, Scale, finest
 from fedrp.training import Objective, Stack
 from fedrp.wire import NO_FINGERPRINT
 
@@ -87,8 +88,9 @@ class Algorithm(NamedTuple):
     client_finish: Callable[[Local, Participant], ClientState]
     server_round: Callable[[RunConfig, Vector | None, Vector, float], Vector]  # last aggregate, mean, total weight
     carried: Callable[[RunConfig, Sequence[Vector]], Vector | None]  # what earlier aggregates, latest first, add to it
-    magnitude: Callable[[RunConfig, Vector | None, int], float]  # largest number of an upload to be masked
+    scale: Callable[[RunConfig, Vector | None, Call], Scale]  # of an upload to be masked, from the last aggregate
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
+    divisor: Callable[[RunConfig], float | None]  # of the sum of uploads; None: the weight of those that came
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
     certify: Callable[[RunConfig, Sequence[Vector]], float | None] = lambda _config, _uploads: None
@@ -104,9 +106,9 @@ def full_vector(_config: RunConfig, parameters: int) -> int:
     return parameters
 
 
-def stated_range(config: RunConfig, _previous: Vector | None, _participants: int) -> float:
-    """Largest number of an upload, where nothing but the config bounds it."""
-    return config.secure_range
+def stated_range(config: RunConfig, _previous: Vector | None, call: Call) -> Scale:
+    """The scale of an upload that nothing but the config bounds."""
+    return finest(config.secure_range, call)
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

@@ -92,7 +92,8 @@ FEDAVG = Algorithm(
     client_finish=_finish,
     server_round=_mean,
     carried=momentum,
-    magnitude=stated_range,
+    scale=stated_range,
+    divisor=lambda _config: None,
     releases=_releases,
 )
 

@@ -14,8 +14,9 @@ from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
 from fedrp.algorithms.private import (
     PRIVACY_SETTINGS,
     averaged,
+    expected_number,
     extra_numbers,
-    largest,
+    noised_scale,
     privatised,
     releases,
     resolve_privacy,
@@ -68,6 +69,7 @@ FEDAVG_DP: Algorithm = FEDAVG._replace(
     client_finish=_finish,
     server_round=averaged,
     carried=_running_sum,
-    magnitude=largest,
+    scale=noised_scale,
+    divisor=expected_number,
     releases=releases,
 )

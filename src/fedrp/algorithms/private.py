@@ -21,9 +21,10 @@ from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, Gaussian
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
+from fedrp.privacy.pld import SMALLEST_DELTA
 from fedrp.privacy.sensitivity import clip_to_norm
 from fedrp.secret import SecretKey
-from fedrp.secure_sum import MIN_SUMMED, Call, grid, least_participants
+from fedrp.secure_sum import MIN_SUMMED, Call, Scale, finest, least_participants
 from fedrp.wire import MAX_COUNT
 
 PRIVACY_SETTINGS = frozenset({"clip", "noise_multiplier", "dp_epsilon", "dp_noise", "clip_quantile"})
@@ -35,7 +36,7 @@ _TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of
 _TAIL_MASS = math.erfc(_TAIL / math.sqrt(2))
 _LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
 _NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
-_GRID_BITS = 10  # a client's noise is at least 2^10 steps wide: coarse for doubles, exact in float32
+_GRID_BITS = 12  # a client's noise is at least 2^12 steps wide: coarse for doubles, exact in float32
 _CHUNK = 1 << 20
 
 SUMS_ONLY = (
@@ -67,11 +68,9 @@ def resolve_privacy(config: RunConfig) -> RunConfig:
 
 
 def _require_noise_above_grid(config: RunConfig) -> None:
-    try:
-        cost = _rounding(config)
-    except ConfigError:  # the bound does not hold for so little noise
-        cost = 1.0
-    if cost > config.dp_delta / 1000:
+    calls = [Call(tuple(range(count)), (1,) * count) for count in (MIN_SUMMED, config.clients)]
+    scales = [(noised_scale(config, None, call), call) for call in calls]
+    if any(finest(scale.bound, call).step > scale.step for scale, call in scales):  # a sum could overflow
         raise ConfigError(
             f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
             "use more noise, or --no-secure-aggregation"
@@ -80,15 +79,12 @@ def _require_noise_above_grid(config: RunConfig) -> None:
 
 def _rounding(config: RunConfig) -> float:
     """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
-    shares = [_share(config, count, _update_noise(config)) for count in (MIN_SUMMED, config.clients)]
-    if config.dp_noise == "local" or min(shares) == 0:
+    if config.dp_noise == "local" or not config.noise_multiplier:
         return 0.0  # post-processing of a noisy vector, or no noise at all
-    cost = 0.0
-    for count, share in zip((MIN_SUMMED, config.clients), shares, strict=True):
-        unit = dataclasses.replace(config, clip=1.0)
-        step = grid(largest(unit, None, count), Call(tuple(range(count)), (1,) * count))
-        smallest = min(share, _share(config, count, _bit_noise(config))) if config.clip_quantile else share
+    cost, step = 0.0, _step(config, 1.0)
+    for count in (MIN_SUMMED, config.clients):
         cut = MAX_COUNT * count * config.rounds * _TAIL_MASS * (1 + math.exp(_LARGEST_EPSILON))
+        smallest = min(_shares(config, count))
         cost = max(cost, cut + rounding_delta(smallest, step, count, MAX_COUNT, config.rounds, _LARGEST_EPSILON))
     return cost
 
@@ -103,13 +99,32 @@ def current_clip(config: RunConfig, previous: Vector | None) -> float:
     return settled(config.clip) if config.clip_quantile is None or previous is None else float(previous[-1])
 
 
-def largest(config: RunConfig, previous: Vector | None, participants: int) -> float:
-    """The largest number of a noised upload, but for noise beyond any that occurs; proportional to C."""
+def expected_number(config: RunConfig) -> float:
+    """What the sum of a round is divided by, whoever came."""
+    return float(config.expected_participants)
+
+
+def noised_scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
+    """The scale of a noised upload that is masked: only noise beyond any that occurs is cut off."""
     clip = current_clip(config, previous)
-    bounds = [1 + _TAIL * _share(config, participants, _update_noise(config))]
+    bound = clip * (1 + _TAIL * max(_shares(config, len(call.clients))))
+    return Scale(bound, _step(config, clip)) if config.noise_multiplier else finest(bound, call)
+
+
+def _step(config: RunConfig, clip: float) -> float:
+    """The grid of noised numbers: a power of two, at most 2^-12 of the smallest noise that a client may add.
+
+    It depends on nothing but the config and C: not on the numbers, and not on how many take part.
+    """
+    return float(2.0 ** (math.floor(math.log2(clip * min(_shares(config, config.clients)))) - _GRID_BITS))
+
+
+def _shares(config: RunConfig, participants: int) -> list[float]:
+    """The deviations of the noise that a client adds to its update and, where C adapts, to its vote; in units of C."""
+    multipliers = [_update_noise(config)]
     if config.clip_quantile is not None:
-        bounds.append(0.5 + _TAIL * _share(config, participants, _bit_noise(config)))
-    return clip * max(bounds)
+        multipliers.append(_bit_noise(config))
+    return [_share(config, participants, multiplier) for multiplier in multipliers]
 
 
 def privatised(local: Local, client: Participant, update: Vector) -> Vector | Precise:
@@ -121,40 +136,37 @@ def privatised(local: Local, client: Participant, update: Vector) -> Vector | Pr
     """
     config = local.config
     clip = current_clip(config, client.history[-1].aggregate)
-    share = _share(config, local.participants, _update_noise(config) * clip)
-    sent = _noised(config, clip_to_norm(update, clip), share, client.noise)
-    if config.clip_quantile is not None:
+    share, *vote_share = (clip * share for share in _shares(config, local.participants))
+    step = _step(config, clip) if share else None  # without noise there is nothing to hide
+    sent = _noised(clip_to_norm(update, clip), share, step, client.noise)
+    if vote_share:
         below = float(np.linalg.norm(update) <= clip)
         vote = np.array([clip * (below - 0.5)])
-        share = _share(config, local.participants, _bit_noise(config) * clip)
-        sent = np.append(sent, _noised(config, vote, share, client.noise.derive("vote")))
+        sent = np.append(sent, _noised(vote, vote_share[0], step, client.noise.derive("vote")))
     return sent if config.secure_aggregation else sent.astype(np.float32)
 
 
-def _noised(config: RunConfig, values: Vector | Precise, deviation: float, key: SecretKey) -> Precise:
-    """The values with noise, rounded to a grid that does not depend on them (where masked, `secure_sum` rounds).
+def _noised(values: Vector | Precise, deviation: float, step: float | None, key: SecretKey) -> Precise:
+    """The values with noise, rounded to a grid that does not depend on them.
 
     Floating point has holes: a float32 times a deviation reaches only some float32 numbers, and a value that is added
     moves them, so that one number could tell whether anything was added (docs/privacy.md, section 5).
     """
     result = values.astype(np.float64)
-    if deviation == 0:
-        return result
-    step = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
-    for start in range(0, result.size, _CHUNK):  # the intermediate values are larger: n may be 10^8
+    for start in range(0, result.size if deviation else 0, _CHUNK):  # intermediate values are larger: n may be 10^8
         part = result[start : start + _CHUNK]
         part += deviation * key.fine_normals(part.size, start)
-        if not config.secure_aggregation:
+        if step is not None:
             part[:] = np.rint(part / step) * step
     return result
 
 
 def averaged(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
-    """The sum of the uploads by the expected number of participants; the last number becomes the next C.
+    """The sum of the uploads by the expected number of participants (`mean`); the last number becomes the next C.
 
     A weight of 0 is that of a round without uploads, which leaves C as it is.
     """
-    result = mean * np.float32(weight / config.expected_participants)
+    result = mean.copy()
     if config.clip_quantile is not None:
         clip = current_clip(config, previous)
         below = min(1.0, max(0.0, float(result[-1]) / clip + 0.5)) if weight else config.clip_quantile
@@ -164,8 +176,8 @@ def averaged(config: RunConfig, previous: Vector | None, mean: Vector, weight: f
 
 def releases(config: RunConfig) -> list[Release]:
     """What the mechanism of this file gives away, to whom."""
-    noise, client = GaussianRelease(settled(config.noise_multiplier)), Adjacency.CLIENT_ADD_REMOVE
-    seen = Composed(PoissonSampled(noise, _rate(config)), config.rounds)
+    client = Adjacency.CLIENT_ZEROED  # everyone but who gets the model sees how many take part
+    seen = _seen(config)
     bound = f"norm {config.clip:g}" if config.clip_quantile is None else "the round's C, which the noise grows with"
     clipped = f"every update is clipped to {bound}, so the sensitivity is enforced"
     if config.dp_noise == "local":
@@ -176,13 +188,11 @@ def releases(config: RunConfig) -> list[Release]:
         shared = (*shared, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")
     alone = _seen_by_the_server(config, seen, shared)
     if _participation_hidden(config):
-        hidden = Composed(PoissonSampled(noise, _rate(config), participation_hidden=True), config.rounds)
-        known = Unsupported("a client knows its own share of the noise and how many take part: use --sampling fixed")
         enough = f"coins choose enough participants in every round (they do not with probability {_rarely(config):.1g})"
         return [
             *alone,
-            Release(Adversary.CLIENTS, client, known),
-            Release(Adversary.MODEL_HOLDER, client, hidden, (*shared, enough)),
+            Release(Adversary.CLIENTS, client, *_seen_by_a_participant(config, shared)),
+            Release(Adversary.MODEL_HOLDER, Adjacency.CLIENT_ADD_REMOVE, _seen(config, hidden=True), (*shared, enough)),
         ]
     return [
         *alone,
@@ -194,9 +204,24 @@ def releases(config: RunConfig) -> list[Release]:
 _ONE_CURIOUS = "at most one curious client, who knows its own share of the noise"
 
 
+def _seen(config: RunConfig, own_share: float = 0.0, hidden: bool = False) -> Event:
+    """The sums of all rounds, for whom a part of the variance of their noise is no noise."""
+    noise = GaussianRelease(settled(config.noise_multiplier) * math.sqrt(1 - own_share))
+    return Composed(PoissonSampled(noise, _rate(config), participation_hidden=hidden), config.rounds)
+
+
+def _seen_by_a_participant(config: RunConfig, shared: tuple[str, ...]) -> tuple[Event, tuple[str, ...]]:
+    """The sums where the total noise does not depend on how many take part, so that a client knows a part of it."""
+    fewest = int(binom.ppf(_NEGLIGIBLE * config.dp_delta / config.rounds, config.clients, config.participation))
+    if fewest < 2:
+        return Unsupported("a client knows its own share of the noise, which may be all of it"), ()
+    often = f"at least {fewest} clients take part in every round, as they do but for a millionth of delta"
+    return _seen(config, own_share=1 / fewest), (*shared, _ONE_CURIOUS, often)
+
+
 def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...]) -> list[Release]:
     """What single shares of noise are worth: nothing, unless the server sees sums only."""
-    both, client = (Adversary.SERVER, Adversary.SERVER_AND_CLIENT), Adjacency.CLIENT_ADD_REMOVE
+    both, client = (Adversary.SERVER, Adversary.SERVER_AND_CLIENT), Adjacency.CLIENT_ZEROED
     if not config.secure_aggregation:
         single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
         return [Release(adversary, client, single) for adversary in both]
@@ -206,8 +231,8 @@ def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...])
         late = "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)"
         assumed = (*assumed, late)
     if _participation_hidden(config):
-        own = Unsupported("a client knows its own share of the noise, the others' do not suffice: use --sampling fixed")
-        return [Release(both[0], client, seen, assumed), Release(both[1], client, own)]
+        own = _seen_by_a_participant(config, assumed)
+        return [Release(both[0], client, seen, assumed), Release(both[1], client, *own)]
     return [Release(both[0], client, seen, assumed), Release(both[1], client, seen, (*assumed, _ONE_CURIOUS))]
 
 
@@ -237,7 +262,8 @@ def _participation_hidden(config: RunConfig) -> bool:
     Only where coins practically never choose too few: whoever is added then is not there by a coin of its own.
     """
     by_coins = config.sampling == "poisson" and _rarely(config) <= _NEGLIGIBLE * config.dp_delta
-    return by_coins and config.dp_noise == "shared" and config.quorum == 1.0
+    computed = config.dp_delta >= SMALLEST_DELTA
+    return by_coins and computed and config.dp_noise == "shared" and config.quorum == 1.0
 
 
 def _share(config: RunConfig, participants: int, deviation: float) -> float:

@@ -36,8 +36,9 @@ from fedrp.algorithms.fedrp import resolve_projection
 from fedrp.algorithms.private import (
     PRIVACY_SETTINGS,
     averaged,
+    expected_number,
     extra_numbers,
-    largest,
+    noised_scale,
     privatised,
     releases,
     resolve_privacy,
@@ -48,6 +49,7 @@ from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupp
 from fedrp.privacy.ledger import Release
 from fedrp.projection import make_projection
 from fedrp.secret import SecretKey
+from fedrp.secure_sum import Call, Scale
 from fedrp.training import Objective, Rows, Stack
 from fedrp.wire import FINGERPRINT_BYTES
 
@@ -178,8 +180,8 @@ def _aggregate(config: RunConfig, previous: Vector | None, mean: Vector, weight:
     return averaged(config, previous, mean, weight) if config.private else mean
 
 
-def _magnitude(config: RunConfig, previous: Vector | None, participants: int) -> float:
-    return (largest if config.private else stated_range)(config, previous, participants)
+def _scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
+    return (noised_scale if config.private else stated_range)(config, previous, call)
 
 
 def _releases(config: RunConfig) -> list[Release]:
@@ -209,7 +211,8 @@ SUBSPACE: Algorithm = FEDAVG._replace(
     client_finish=_finish,
     server_round=_aggregate,
     carried=nothing_carried,  # clients carry momentum themselves, in n dimensions
-    magnitude=_magnitude,
+    scale=_scale,
+    divisor=lambda config: expected_number(config) if config.private else None,
     releases=_releases,
     lr_factor=2.0,
 )

@@ -1,6 +1,6 @@
 """The same algorithms on real machines, carried by Flower: `client_app` for the sites, `server_app` for the server.
 
-Needs the extra `fedrp[flower]`. See docs/deploy.md, and examples/flower_app for a complete app.
+Needs the extra `fedrp[flower]`. See docs/deploy.md, and examples/flower-app for a complete app.
 """
 
 from fedrp.flower.client import client_app

@@ -265,10 +265,6 @@ class Loopback:
         """The private key file of a site."""
         return self.root / f"{name}.key"
 
-    def home(self, name: str) -> Path:
-        """The folder where Flower puts the apps that it runs at a site, or at the SuperLink."""
-        return self._home / name
-
     @property
     def roster(self) -> Path:
         """The roster file of all sites."""
@@ -287,11 +283,12 @@ class Loopback:
 
     def _spawn(self, name: str, program: str, *arguments: object) -> "subprocess.Popen[bytes]":
         command = [_program(program), *map(str, arguments)]
-        self.home(name).mkdir(parents=True, exist_ok=True)
+        home = self._home / name  # every machine has a Flower folder of its own
+        home.mkdir(parents=True, exist_ok=True)
         with self.log_file(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command,
-                env=quiet_environment(self.home(name)),
+                env=quiet_environment(home),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

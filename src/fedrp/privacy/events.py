@@ -33,6 +33,7 @@ class Adjacency(Enum):
 
     RECORD_REPLACE = "one record of one client replaced by another"
     CLIENT_ADD_REMOVE = "one client added or removed, or its contribution set to zero"
+    CLIENT_ZEROED = "one client's contributions set to zero; that it takes part is no secret"
     CLIENT_REPLACE = "one client's whole data set replaced by another"
 
 
