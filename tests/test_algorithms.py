@@ -493,6 +493,21 @@ def test_no_bit_of_a_sum_tells_how_many_took_part(change: dict[str, object]) -> 
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize(
+    ("clients", "change"),
+    [(3, {}), (100, {}), (10_000, {}), (100, {"clip_quantile": 0.5}), (1000, {"clip_quantile": 0.5})],
+)
+def test_no_sum_of_masked_noise_overflows(clients: int, change: dict[str, object]) -> None:
+    config = resolved(
+        tiny_config("fedavg-dp", clients=clients, noise_multiplier=0.2, secure_aggregation=True, **change), PARAMETERS
+    )
+    call = Call(tuple(range(clients)), (1,) * clients)
+    bound, step = ALGORITHMS["fedavg-dp"].scale(config, None, call)
+    assert clients * (bound / step + 0.5) < 2**31
+    share = config.clip * config.noise_multiplier / math.sqrt(clients)
+    assert step < share / 100
+
+
 def test_a_sum_of_multiples_does_not_tell_how_they_were_shared_out() -> None:
     rng = np.random.default_rng(3)
     few = rng.integers(-5000, 5000, (3, 1000))

@@ -68,9 +68,11 @@ def resolve_privacy(config: RunConfig) -> RunConfig:
 
 
 def _require_noise_above_grid(config: RunConfig) -> None:
-    calls = [Call(tuple(range(count)), (1,) * count) for count in (MIN_SUMMED, config.clients)]
-    scales = [(noised_scale(config, None, call), call) for call in calls]
-    if any(finest(scale.bound, call).step > scale.step for scale, call in scales):  # a sum could overflow
+    try:
+        cost = _rounding(config)
+    except ConfigError:  # the bound does not hold for so little noise
+        cost = 1.0
+    if cost > config.dp_delta / 1000:
         raise ConfigError(
             f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
             "use more noise, or --no-secure-aggregation"
@@ -107,16 +109,27 @@ def expected_number(config: RunConfig) -> float:
 def noised_scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
     """The scale of a noised upload that is masked: only noise beyond any that occurs is cut off."""
     clip = current_clip(config, previous)
-    bound = clip * (1 + _TAIL * max(_shares(config, len(call.clients))))
+    bound = clip * _largest(config, len(call.clients))
     return Scale(bound, _step(config, clip)) if config.noise_multiplier else finest(bound, call)
 
 
-def _step(config: RunConfig, clip: float) -> float:
-    """The grid of noised numbers: a power of two, at most 2^-12 of the smallest noise that a client may add.
+def _largest(config: RunConfig, participants: int) -> float:
+    """The largest number of a noised upload, in units of C."""
+    return 1 + _TAIL * max(_shares(config, participants))
 
-    It depends on nothing but the config and C: not on the numbers, and not on how many take part.
+
+def _step(config: RunConfig, clip: float) -> float:
+    """The grid of noised numbers: a power of two, 2^-12 of the smallest noise that a client may add, or less.
+
+    It depends on nothing but the config and C: not on the numbers, and not on how many take part. Where thousands of
+    uploads are masked it is coarser, so that the sum of all clients does not overflow.
     """
-    return float(2.0 ** (math.floor(math.log2(clip * min(_shares(config, config.clients)))) - _GRID_BITS))
+    exponent = math.floor(math.log2(clip * min(_shares(config, config.clients)))) - _GRID_BITS
+    if config.secure_aggregation:
+        everyone = Call(tuple(range(config.clients)), (1,) * config.clients)
+        needed = finest(clip * _largest(config, config.clients), everyone).step
+        exponent = max(exponent, math.ceil(math.log2(needed)))
+    return float(2.0**exponent)
 
 
 def _shares(config: RunConfig, participants: int) -> list[float]:
