@@ -337,14 +337,12 @@ def main() -> None:
     for spec in specs:
         require_choice("method", spec.split(":")[0], METHODS)
     origin = origin_of(" ".join(["python benchmarks/compression.py", *sys.argv[1:]]))
-    methods: dict[str, Any] = {}
-    result = {"origin": origin, **settings, "budget": arguments.budget, "header": HEADER_BYTES, "methods": methods}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     measured = functools.partial(measure, budget=arguments.budget, config=config, threads=arguments.threads)
     with concurrent.futures.ProcessPoolExecutor(arguments.workers, multiprocessing.get_context("spawn")) as pool:
-        for spec, outcome in zip(specs, pool.map(measured, specs), strict=True):
-            methods[spec] = outcome
-            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        methods = dict(zip(specs, pool.map(measured, specs), strict=True))
+    result = {"origin": origin, **settings, "budget": arguments.budget, "header": HEADER_BYTES, "methods": methods}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")  # at the end: a file that is there is whole
 
 
 if __name__ == "__main__":
