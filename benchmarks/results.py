@@ -206,9 +206,7 @@ def draw_budget(path: Path) -> None:
     whole.set_ylabel("test accuracy %")
     top.set_ylim(88, 100)
     whole.legend(loc="lower right", fontsize="small")
-    figure.suptitle(
-        "MNIST, LeNet-5, 100 clients, E = 1, one to three seeds; m = " + ", ".join(f"{m:,}" for m in BUDGETS)
-    )
+    figure.suptitle("MNIST, LeNet-5, 100 clients, E = 1, three seeds; m = " + ", ".join(f"{m:,}" for m in BUDGETS))
     _save(figure, path)
 
 
