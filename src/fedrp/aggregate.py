@@ -28,9 +28,11 @@ def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float], divisor: f
     return result
 
 
-def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """The mean with the given weights, which need not sum to one."""
+def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float], divisor: float | None = None) -> Vector:
+    """The mean with the given weights, which need not sum to one; or the sum by another `divisor` than their sum."""
     whole = float(sum(weights))
     if not vectors or whole <= 0:
         raise ProtocolError(f"nothing to average: {len(vectors)} uploads with a total weight of {whole:g}")
+    if divisor is not None:
+        return weighted_sum(vectors, weights, divisor)
     return weighted_sum(vectors, [weight / whole for weight in weights])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp import secure_sum, wire
-from fedrp.aggregate import Vector, weighted_mean, weighted_sum
+from fedrp.aggregate import Vector, weighted_mean
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
@@ -200,7 +200,8 @@ def close_round(
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
         weights = [float(message.weight) for message in uploads.values()]
-        mean, weight = _mean(server, vectors, weights), sum(weights)
+        mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
+        weight = sum(weights)
         certified = server.algorithm.certify(server.config, vectors)
     past = [server.aggregates[r] for r in (server.round, server.round - 1) if r in server.aggregates]
     aggregate = server.algorithm.server_round(server.config, past[0] if past else None, mean, weight)
@@ -226,11 +227,6 @@ def close_round(
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
             server = take_keys(server, {dealer: replies[dealer]})
     return _pruned(server), RoundReport(() if lost else tuple(uploads), refused, certified)
-
-
-def _mean(server: Coordinator, vectors: list[Vector], weights: list[float]) -> Vector:
-    divisor = server.algorithm.divisor(server.config)
-    return weighted_mean(vectors, weights) if divisor is None else weighted_sum(vectors, weights, divisor)
 
 
 def outstanding(server: Coordinator, replies: Packets) -> frozenset[int]:

@@ -171,11 +171,10 @@ def secret_initial(factory: ModelFactory, key: SecretKey) -> Vector:
     """An initial model of which only holders of `key` know what the factory draws at random.
 
     Tensors that the factory draws at random are drawn anew from the key's stream with their own mean and standard
-    deviation (a single number with those of two draws). A tensor that it gives alike under two seeds
-    of torch was not drawn but given, and stays as it is: constants (zero biases, unit gains), pretrained weights, and
-    all of a factory that seeds torch itself. Given tensors are known to whoever has them, perhaps the server too:
-    docs/threat-model.md says what that costs. The template comes from a public seed, so every client computes the same
-    vector.
+    deviation (a single number with those of two draws). A tensor that it gives alike under two seeds of torch was not
+    drawn but given, and stays as it is: constants (zero biases, unit gains), pretrained weights, and all of a factory
+    that seeds torch itself. Given tensors are known to whoever has them, perhaps the server too: docs/threat-model.md
+    says what that costs. The template comes from a public seed, so every client computes the same vector.
     """
     return drawn_initial(*initial_laws(factory), key)
 

@@ -63,7 +63,7 @@ def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'fedrp[report]'") from None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     for result in results:
         rounds = [record["round"] for record in result["history"]]
@@ -78,7 +78,7 @@ def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy %")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper", fontsize="small")  # beside the curves, which may be anywhere
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)

@@ -166,7 +166,9 @@ def _noised(values: Vector | Precise, deviation: float, step: float | None, key:
     moves them, so that one number could tell whether anything was added (docs/privacy.md, section 5).
     """
     result = values.astype(np.float64)
-    for start in range(0, result.size if deviation else 0, _CHUNK):  # intermediate values are larger: n may be 10^8
+    if deviation == 0:
+        return result
+    for start in range(0, result.size, _CHUNK):  # the intermediate values are larger: n may be 10^8
         part = result[start : start + _CHUNK]
         part += deviation * key.fine_normals(part.size, start)
         if step is not None:
