@@ -67,12 +67,13 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     host = ClientHost(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
     size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
     server = coordinator.new_coordinator(config, run, size)
-    server = coordinator.welcome(server, host.hello())
-    server = coordinator.take_keys(server, host.respond(coordinator.request_key(server, 0)))
+    server = coordinator.welcome(server, coordinator.read(server, host.hello()))
+    dealt = host.respond(coordinator.request_key(server, 0))
+    server = coordinator.take_keys(server, coordinator.read(server, dealt))
     for round_ in range(1, config.rounds + 1):
         server, packets = coordinator.open_round(server, np.zeros(config.clients))
         replies = host.respond(packets)
-        server, _ = coordinator.close_round(server, replies)
+        server, _ = coordinator.close_round(server, coordinator.read(server, replies))
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
         models = host.final_models(coordinator.finish(server, tuple(replies)))
         yield Seen(round_, np.stack(sent).astype(np.float64), np.stack(list(models.values())).astype(np.float64))

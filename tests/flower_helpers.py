@@ -23,6 +23,7 @@ from fedrp.models import layout_of
 from fedrp.result import RunResult
 from fedrp.rng import RunSeed
 from fedrp.roster import Roster, entry_of, merged, new_identity, write_roster
+from fedrp.sealing import Identity
 from fedrp.status import read_status
 from fedrp.task import split_among_clients
 from helpers import tiny_task
@@ -31,7 +32,7 @@ LOST = Error(8, "the process that worked on this message ended")  # as Flower sa
 FIRST_NODE = 100
 
 
-def simulated(context: ClientContext) -> SimulatedEntropy:
+def simulated(context: ClientContext, _identity: Identity) -> SimulatedEntropy:
     """The secrets of the simulator's clients: for comparisons with it, in tests only."""
     return SimulatedEntropy(RunSeed(context.config.seed), context.index)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedrp import RunConfig, Task, coordinator, simulate
 from fedrp.algorithms import ALGORITHMS
-from fedrp.host import SimulatedEntropy, simulated_identity, simulated_roster
+from fedrp.host import SimulatedEntropy, simulated_roster, simulated_site
 from fedrp.models import layout_of
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
@@ -113,16 +113,22 @@ class Federation:
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server
         for client, data in enumerate(split_among_clients(task, config)):
-            entropy = SimulatedEntropy(RunSeed(config.seed), client)
-            self.sites[client] = Site(simulated_identity(RunSeed(config.seed), client), entropy, data)
+            self.sites[client] = simulated_site(RunSeed(config.seed), client, data)
         self.silos = {client: Silo(client) for client in self.sites}
         self._set_up()
 
     def _set_up(self) -> None:
         hellos = {client: hello(self.bench, client, site) for client, site in self.sites.items()}
         self.received += hellos.values()
-        self.server = coordinator.welcome(self.server, hellos)
-        self.server = coordinator.take_keys(self.server, self.deliver(coordinator.request_key(self.server, 0)))
+        self.server = coordinator.welcome(self.server, self.read(hellos))
+        self.take_keys(self.deliver(coordinator.request_key(self.server, 0)))
+
+    def read(self, packets: dict[int, bytes]) -> dict[int, coordinator.Reply]:
+        """Packets as the server reads them."""
+        return coordinator.read(self.server, packets)
+
+    def take_keys(self, packets: dict[int, bytes]) -> None:
+        self.server = coordinator.take_keys(self.server, self.read(packets))
 
     def open(self) -> dict[int, bytes]:
         """The packets that start the next round."""
@@ -143,8 +149,9 @@ class Federation:
         return replies
 
     def close(self, replies: dict[int, bytes]) -> coordinator.RoundReport:
-        self.server, requests = coordinator.recover(self.server, replies)
-        self.server, report = coordinator.close_round(self.server, replies, self.deliver(requests))
+        read = self.read(replies)
+        self.server, requests = coordinator.recover(self.server, read)
+        self.server, report = coordinator.close_round(self.server, read, self.read(self.deliver(requests)))
         return report
 
     def round(self) -> coordinator.RoundReport:

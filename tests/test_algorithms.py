@@ -69,7 +69,9 @@ class Round:
         initial = public_initial(TinyNet, RunSeed(0))
         state = self.algorithm.client_init(self.config, initial)
         step = Step(KEYS[0] if self.secret else None, None)
-        return [Participant(state, [step], KEYS[-1].derive(f"noise {client}")) for client in self.clients]
+        return [
+            Participant(state, [step], KEYS[-1].derive(f"noise {client}"), step.aggregate) for client in self.clients
+        ]
 
     def upload(self, participants: list[Participant], round_: int = 1) -> list[Upload]:
         return self.algorithm.client_round(self.local(round_), participants)
@@ -87,7 +89,10 @@ class Round:
         if self.algorithm.exchanges:
             self.past.insert(0, self.aggregate(uploads))
         step = Step(KEYS[round_] if self.secret else None, self.past[0] if self.past else None)
-        return [Participant(upload.state, [step], old.noise) for upload, old in zip(uploads, before, strict=True)]
+        return [
+            Participant(upload.state, [step], old.noise, step.aggregate)
+            for upload, old in zip(uploads, before, strict=True)
+        ]
 
 
 def arrays_of(participants: list[Participant]) -> list[np.ndarray]:
@@ -301,7 +306,7 @@ def test_fedadmm_sends_what_its_equations_say(trainer: Trainer) -> None:
     first = run.newcomers()
     uploads = run.upload(first)
     consensus = run.aggregate(uploads[:2])
-    second = [Participant(upload.state, [Step(None, consensus)], KEYS[0]) for upload in uploads]
+    second = [Participant(upload.state, [Step(None, consensus)], KEYS[0], consensus) for upload in uploads]
     for before, after in zip(uploads, run.upload(second, 2), strict=True):
         dual = before.state.carry + 0.5 * (before.state.model - consensus)
         assert np.abs(dual).max() > 1e-4
@@ -434,7 +439,7 @@ def test_an_adaptive_clip_finds_the_quantile_of_the_norms(quantile: float, start
     previous, bounds = None, []
     for round_ in range(120):
         noises = [KEYS[0].derive(f"{round_} {client}") for client in range(20)]
-        clients = [Participant(None, [Step(None, previous)], noise) for noise in noises]
+        clients = [Participant(None, [Step(None, previous)], noise, previous) for noise in noises]
         sent = [privatised(local, client, update) for client, update in zip(clients, updates, strict=True)]
         previous = averaged(local.config, previous, np.mean(sent, axis=0, dtype=np.float32), 20.0)
         bounds.append(float(previous[-1]))
@@ -444,7 +449,7 @@ def test_an_adaptive_clip_finds_the_quantile_of_the_norms(quantile: float, start
 def uploads_with_noise(update: np.ndarray, **changes: object) -> np.ndarray:
     config = resolved(tiny_config("fedavg-dp", clients=20, noise_multiplier=0.7, clip=0.3, **changes), PARAMETERS)
     local = Local(config, None, 20, lambda _: None, lambda start, _: start)
-    clients = [Participant(None, [Step(None, None)], KEYS[0].derive(str(number))) for number in range(200)]
+    clients = [Participant(None, [Step(None, None)], KEYS[0].derive(str(number)), None) for number in range(200)]
     return np.stack([privatised(local, client, update) for client in clients])
 
 
@@ -485,7 +490,7 @@ def test_no_bit_of_a_sum_tells_how_many_took_part(change: dict[str, object]) -> 
     steps = set()
     for participants in (20, 33, 60):  # of which each adds another share of the noise
         local = Local(config, None, participants, lambda _: None, lambda start, _: start)
-        one = Participant(None, [Step(None, None)], KEYS[0].derive(str(participants)))
+        one = Participant(None, [Step(None, None)], KEYS[0].derive(str(participants)), None)
         sent = privatised(local, one, np.zeros(PARAMETERS, np.float32)).astype(np.float64)
         steps.add(float(np.gcd.reduce((sent * 2.0**40).astype(np.int64))) * 2.0**-40)
         call = Call(tuple(range(participants)), (1,) * participants)
@@ -574,6 +579,8 @@ def test_clients_who_are_added_to_too_few_are_counted(clients: int, secure: bool
     config = resolved(tiny_config("fedavg-dp", dp_noise="local", **changes), PARAMETERS)
     (event,) = {release.event for release in ALGORITHMS["fedavg-dp"].releases(config)}
     server = coordinator.new_coordinator(config, bytes(16), PARAMETERS)
+    greeted = {client: coordinator.MaskEntry(1, b"") for client in range(clients)}
+    server = dataclasses.replace(server, mask_keys=greeted)
     coins = np.random.default_rng(1).random((20_000, clients))
     chosen = sum(0 in coordinator.open_round(server, drawn)[0].participants for drawn in coins)
     error = 4 * (event.event.rate * (1 - event.event.rate) / 20_000) ** 0.5

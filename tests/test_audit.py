@@ -16,6 +16,7 @@ from fedrp.privacy.audit import audit_bounds, clopper_pearson
 from fedrp.privacy.events import Adversary, Composed, GaussianRelease, PoissonSampled, ProjectedRelease
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.projection_mechanism import exact_epsilon
+from fedrp.privacy.sensitivity import clip_to_norm
 
 # --- statistics ------------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,8 @@ def test_a_projection_with_a_key_that_is_used_again_is_caught() -> None:
 
 
 def test_a_mechanism_that_forgets_to_clip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "clip_to_norm", lambda update, _bound: update)
+    """By so much that the server alone would not notice: beyond that, the sum is none of honest clients."""
+    monkeypatch.setattr(private, "clip_to_norm", lambda update, bound: clip_to_norm(update, 4 * bound))
     assert play(NOISY[0]).violated
 
 

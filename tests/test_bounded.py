@@ -65,7 +65,7 @@ def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> li
         def project(round_key: SecretKey) -> object:
             return make_projection("gaussian", round_key, PARAMETERS, config.dim)
 
-        client = Participant(state, [Step(key(round_ - 1), aggregate)], key(99))
+        client = Participant(state, [Step(key(round_ - 1), aggregate)], key(99), aggregate)
         (upload,) = FEDRP.client_round(Local(config, key(round_), 1, project, train), [client])
         state, aggregate = upload.state, upload.vector
         seen.append((state.model, upload.vector))
@@ -309,14 +309,11 @@ def test_the_command_line_reports_a_floor_that_does_not_hold(
     assert "norm_floor=99 does not hold with ball=1" in capsys.readouterr().err
 
 
-def test_with_coins_the_sum_is_of_as_few_clients_as_coins_may_choose() -> None:
-    """One round, masked: the fewest that are summed count, not those that are expected."""
-    changes = {"clients": 100, "participation": 0.1, "rounds": 1, "secure_aggregation": True}
-    by_coins = ledger_of(bounded_config(sampling="poisson", **changes))[Adversary.SERVER]
-    always_three = ledger_of(bounded_config(**{**changes, "clients": 30}))[Adversary.SERVER]
-    ten = ledger_of(bounded_config(**changes))[Adversary.SERVER]
-    assert by_coins.epsilon == pytest.approx(always_three.epsilon)
-    assert by_coins.epsilon > 1.5 * ten.epsilon
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_masked_clients_with_state_of_their_own_all_take_part(sampling: str) -> None:
+    """Only those who took part in the same rounds are summed: with samples that would soon be nobody."""
+    with pytest.raises(ConfigError, match=r"participation=0\.1 is not valid for masked fedrp: .*use --participation 1"):
+        bounded_config(clients=100, participation=0.1, sampling=sampling, secure_aggregation=True)
 
 
 def test_a_floor_that_protects_nothing_is_no_guarantee_and_no_failure() -> None:

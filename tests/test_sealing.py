@@ -16,8 +16,9 @@ from fedrp.sealing import (
     PUBLIC_KEY_BYTES,
     SIGNATURE_BYTES,
     Identity,
+    MaskKey,
     Place,
-    SystemEntropy,
+    SiteEntropy,
     seal_to_all,
     split,
     verify,
@@ -148,24 +149,34 @@ def test_a_roster_without_hybrid_keys_is_one_clear_error() -> None:
 # --- keys that two clients share -------------------------------------------------------------------------------------
 
 
+MASKS = [MaskKey(SecretKey(bytes([client]) * 32)) for client in range(3)]
+
+
 def test_two_clients_agree_on_a_key_that_depends_on_everything() -> None:
     salt = SecretKey(b"salt".ljust(32))
     for context in (b"", b"round 1"):
         for extra in (None, salt):
-            assert CLIENTS[0].agree(KEYS[1], context, extra) == CLIENTS[1].agree(KEYS[0], context, extra)
+            assert MASKS[0].agree(MASKS[1].public, context, extra) == MASKS[1].agree(MASKS[0].public, context, extra)
     different = [
-        CLIENTS[0].agree(KEYS[1], b"round 1"),
-        CLIENTS[0].agree(KEYS[1], b"round 2"),
-        CLIENTS[0].agree(KEYS[1], b"round 1", salt),
-        CLIENTS[0].agree(KEYS[2], b"round 1"),
-        CLIENTS[1].agree(KEYS[2], b"round 1"),
+        MASKS[0].agree(MASKS[1].public, b"round 1"),
+        MASKS[0].agree(MASKS[1].public, b"round 2"),
+        MASKS[0].agree(MASKS[1].public, b"round 1", salt),
+        MASKS[0].agree(MASKS[2].public, b"round 1"),
+        MASKS[1].agree(MASKS[2].public, b"round 1"),
     ]
     assert len(set(different)) == len(different)
 
 
-def test_a_public_key_that_gives_everyone_the_same_secret_is_refused() -> None:
+def test_a_mask_key_that_gives_everyone_the_same_secret_is_refused() -> None:
     with pytest.raises(ProtocolError, match="not usable"):
-        CLIENTS[0].agree(KEYS[1]._replace(x25519=bytes(32)), b"")
+        MASKS[0].agree(bytes(32), b"")
+
+
+def test_a_mask_key_shows_nothing_and_cannot_be_copied() -> None:
+    assert repr(MASKS[0]) == str(MASKS[0]) == "MaskKey(hidden)"
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            attempt(MASKS[0])
 
 
 @pytest.mark.parametrize(("size", "count"), [(10, 3), (15, 2), (31, 1), (6, 5)])
@@ -198,7 +209,7 @@ def test_public_keys_have_their_lengths_and_all_differ() -> None:
 
 
 def test_the_operating_system_never_repeats_itself() -> None:
-    source = SystemEntropy()
+    source = SiteEntropy(CLIENTS[0])
     assert len({source.secret("round-key", 1) for _ in range(20)}) == 20
 
 
@@ -221,6 +232,6 @@ def test_simulated_entropy_repeats_and_differs_by_every_name() -> None:
 
 
 def test_the_two_sources_cannot_be_mistaken_for_each_other() -> None:
-    assert not issubclass(SimulatedEntropy, SystemEntropy)
-    assert not issubclass(SystemEntropy, SimulatedEntropy)
-    assert not isinstance(SimulatedEntropy(RunSeed(0), 0), SystemEntropy)
+    assert not issubclass(SimulatedEntropy, SiteEntropy)
+    assert not issubclass(SiteEntropy, SimulatedEntropy)
+    assert not isinstance(SimulatedEntropy(RunSeed(0), 0), SiteEntropy)

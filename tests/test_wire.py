@@ -113,8 +113,8 @@ def test_any_single_flipped_bit_is_refused() -> None:
 
 
 def test_another_version_is_refused_and_says_so() -> None:
-    with pytest.raises(WireError, match=r"version 4, this is version 3.*upgrade"):
-        wire.decode(tampered(upload(), 3, b"\x04"))
+    with pytest.raises(WireError, match=r"version 5, this is version 4.*upgrade"):
+        wire.decode(tampered(upload(), 3, b"\x05"))
 
 
 @pytest.mark.parametrize("count", [4, 2**31 - 1, 2**31, 2**32 - 1])

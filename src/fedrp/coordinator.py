@@ -6,6 +6,7 @@ nothing in this file imports what could make one.
 
 import contextlib
 import dataclasses
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,12 +21,42 @@ from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
-from fedrp.sealing import ENVELOPE_BYTES, split
+from fedrp.history import require_reachable
+from fedrp.limits import DIGEST_BYTES, from_client
+from fedrp.sealing import ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.secure_sum import Call
 from fedrp.wire import EMPTY, SERVER, Kind, Message, Payload
 
 Packets = dict[int, bytes]  # client -> packet
+
+_MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
+_MOST_COMPLAINTS = 3  # of one client that a round is given up for: a client that always complains must not stop a run
 Coins = npt.NDArray[np.float64]  # per client
+
+
+class Reply(NamedTuple):
+    """A client's packet, read once."""
+
+    messages: tuple[Message, ...]
+    refused: str = ""  # why it cannot be used
+
+
+Replies = Mapping[int, Reply]
+
+
+class MaskEntry(NamedTuple):
+    """A client's mask key of this run."""
+
+    known: int  # the first round whose packets carry it
+    signed: bytes  # see `fedrp.sealing.signed_mask_key`
+
+
+class Complaint(NamedTuple):
+    """A client could not use a key that another one dealt."""
+
+    client: int
+    dealer: int
+    round: int
 
 
 class Dealt(NamedTuple):
@@ -50,13 +81,19 @@ class Coordinator:
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
     differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
     aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
-    digests: tuple[bytes, ...] = ()  # of the aggregates of all rounds, where uploads are masked
     dealt: Mapping[int, Dealt] = field(default_factory=dict)
+    mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
+    complaints: tuple[Complaint, ...] = ()  # that a round was given up for
 
     @property
     def algorithm(self) -> Algorithm:
         """The functions of the configured algorithm."""
         return ALGORITHMS[self.config.algorithm]
+
+    @property
+    def latest(self) -> int:
+        """The last round that has an aggregate; 0 for none."""
+        return max(self.aggregates, default=0)
 
     @property
     def tag(self) -> int:
@@ -70,6 +107,7 @@ class RoundReport(NamedTuple):
     participants: tuple[int, ...]
     refused: Mapping[int, str]  # client -> why its reply was not used
     consensus_bound: float | None = None  # no two participants' models are further apart, see `Algorithm.certify`
+    void: str = ""  # why the round was given up, if it was
 
 
 def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
@@ -78,16 +116,34 @@ def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordina
     return Coordinator(config, run, upload_size, last_seen=nobody, weights=nobody)
 
 
-def welcome(server: Coordinator, hellos: Packets) -> Coordinator:
-    """The server once clients have said hello, at any time and in any number: their weights, and one roster for all.
+def read(server: Coordinator, packets: Packets) -> dict[int, Reply]:
+    """Clients' packets, decoded once, each with the reason if it cannot be used."""
+    limits = from_client(server.config, server.upload_size)
+    replies = {}
+    for client, packet in sorted(packets.items()):
+        try:
+            messages = wire.decode(packet, limits)
+            for message in messages:
+                if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
+                    what = message.kind.name
+                    raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
+            replies[client] = Reply(tuple(messages))
+        except (WireError, ProtocolError) as error:
+            replies[client] = Reply((), str(error))
+    return replies
+
+
+def welcome(server: Coordinator, hellos: Replies) -> Coordinator:
+    """The server once clients have said hello, at any time and in any number: weights, mask keys, one roster for all.
 
     Raises:
-        ProtocolError: a client has another roster than those before it, or another weight than it had.
+        ProtocolError: a client has another roster than those before it, or another weight or mask key than it had.
     """
-    roster, weights = server.roster, list(server.weights)
-    for client, packet in sorted(hellos.items()):
-        message = _only(server, packet, Kind.HELLO, client)
-        digest = message.payload.tobytes()
+    roster, weights, mask_keys = server.roster, list(server.weights), dict(server.mask_keys)
+    for client, reply in sorted(hellos.items()):
+        message = _only(reply, Kind.HELLO, client)
+        payload = message.payload.tobytes()
+        digest, signed = payload[:DIGEST_BYTES], payload[DIGEST_BYTES:]
         if roster and digest != roster:
             raise ProtocolError(f"client {client} has another roster than the others: compare 'fedrp roster show'")
         if client >= len(weights) or message.weight < 1:
@@ -97,18 +153,24 @@ def welcome(server: Coordinator, hellos: Packets) -> Coordinator:
                 f"client {client} came back with weight {message.weight}, it had {weights[client]}: "
                 "a run goes on with the data that it began with"
             )
+        if server.config.secure_aggregation:
+            if len(signed) != MASK_KEY_BYTES or mask_keys.get(client, MaskEntry(0, signed)).signed != signed:
+                raise ProtocolError(f"client {client} came with no mask key or another one: it must sit this run out")
+            # The cohort of a round that is open was chosen without it.
+            first = server.round + (2 if server.participants else 1)
+            mask_keys.setdefault(client, MaskEntry(first, signed))
         roster, weights[client] = digest, message.weight
-    return dataclasses.replace(server, roster=roster, weights=tuple(weights))
+    return dataclasses.replace(server, roster=roster, weights=tuple(weights), mask_keys=mask_keys)
 
 
-def take_keys(server: Coordinator, replies: Packets) -> Coordinator:
+def take_keys(server: Coordinator, replies: Replies) -> Coordinator:
     """The server with the envelopes that dealers sent, up to the next round's. A key that was dealt is not replaced."""
     dealt = dict(server.dealt)
-    for client, packet in replies.items():
-        for message in wire.messages_of(_checked(server, packet, client), Kind.DEAL):
+    for client, reply in replies.items():
+        for message in wire.messages_of(reply.messages, Kind.DEAL):
             size = ENVELOPE_BYTES[server.config.sealing]
             envelopes = split(message.payload.tobytes(), size, server.config.clients, "envelopes")
-            if message.round <= server.round + 1:
+            if message.round <= server.round + 1 and client not in _distrusted(server):
                 dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
 
@@ -118,9 +180,12 @@ def open_round(server: Coordinator, coins: Coins) -> tuple[Coordinator, Packets]
 
     `coins` are one number in [0, 1) per client, which must not depend on anything that was sent. They are not looked at
     for a round that was opened before: whoever was chosen stays chosen. So keep the returned server.
+
+    Raises:
+        QuorumError: too few clients can take part.
     """
     round_ = server.round + 1
-    participants = server.participants or _chosen(server.config, coins)
+    participants = server.participants or _chosen(server, coins)
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
     listed = _call(server, participants).payload() if server.config.secure_aggregation else EMPTY
@@ -134,7 +199,7 @@ def open_round(server: Coordinator, coins: Coins) -> tuple[Coordinator, Packets]
     return dataclasses.replace(server, participants=participants), packets
 
 
-def recover(server: Coordinator, replies: Packets) -> tuple[Coordinator, Packets]:
+def recover(server: Coordinator, replies: Replies) -> tuple[Coordinator, Packets]:
     """What must still be asked before a round with these replies can be closed: mostly nothing.
 
     Only where uploads are masked and some are missing, those whose uploads are summed must help; their answers go into
@@ -148,7 +213,7 @@ def recover(server: Coordinator, replies: Packets) -> tuple[Coordinator, Packets
     call = _call(server, server.participants)
     received = _received(server, replies)
     missing = [client for client in call.clients if client not in received.uploads]
-    if not server.left_out and (not missing or _lost(server, received)):
+    if not server.left_out and (not missing or _lost(server, received) or _complained(server, received)):
         return server, {}
     try:
         left_out = server.left_out or secure_sum.choose_left_out(server.config, call, missing)
@@ -160,31 +225,35 @@ def recover(server: Coordinator, replies: Packets) -> tuple[Coordinator, Packets
 
 
 def close_round(
-    server: Coordinator, replies: Packets, corrections: Packets | None = None
+    server: Coordinator, replies: Replies, corrections: Replies | None = None
 ) -> tuple[Coordinator, RoundReport]:
     """Aggregate the uploads of the open round; `corrections` are the answers to `recover`.
 
-    If uploads are too few only because clients' copies of the common model differ, the round is given up: its aggregate
-    is that of empty uploads, the report names no participants, and those clients are told to rebuild their copy. (They
-    must not send a second upload in one round: with the first one it would tell more than either.)
+    A round can be given up (`RoundReport.void`): it counts, has no aggregate, and whatever it has cost in privacy is
+    spent. That happens where uploads are too few only because clients' copies of the common model differ (they are told
+    to rebuild them), where a client cannot use the round's key (another client deals the next one), and where the sum
+    of masked uploads is none of honest clients. (No client may send a second upload in one round: with the first one
+    it would tell more than either.)
 
     Raises:
         QuorumError: too few of the participants sent a valid upload. The round can be opened again, for those who are
             `outstanding`.
         DivergenceError: the aggregate is not finite.
-        ProtocolError: a copy differs although it was rebuilt, and without it the round is none.
+        ProtocolError: a copy differs although it was rebuilt, and without it the round is none; or too many rounds in
+            a row were given up.
     """
     round_ = server.round + 1
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
     received = _received(server, replies)
-    uploads, refused, differing = received
+    uploads, refused, differing = received.uploads, received.refused, received.differing
     for client in server.left_out:
         if uploads.pop(client, None):
             refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
     lost = not server.left_out and _lost(server, received)
+    complained = () if server.left_out else _complained(server, received)
     needed = secure_sum.needed(server.config, len(server.participants))
-    if len(uploads) < needed and not lost:
+    if len(uploads) < needed and not lost and not complained:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
     if lost and differing & server.differing:
         raise ProtocolError(
@@ -192,44 +261,70 @@ def close_round(
             "begin again with --projection sign if machines are unlike, or with a --quorum that can do without it "
             "(what these rounds have cost in privacy is spent)"
         )
-    certified = None
-    if lost:
-        mean, weight = np.zeros(server.upload_size, np.float32), 0.0
-    elif server.config.secure_aggregation:
-        mean, weight = _unmasked(server, uploads, corrections or {})
+    outcome = _Outcome()
+    if complained:
+        reasons = (f"client {c.client} cannot use the key that client {c.dealer} dealt" for c in complained)
+        outcome = _Outcome(void="; ".join(reasons))
+    elif lost:
+        outcome = _Outcome(void="too few copies of the common model agree")
+    else:
+        outcome = _aggregated(server, uploads, corrections or {})
+    if outcome.void and not complained and round_ - server.latest >= _MOST_VOID:
+        raise ProtocolError(f"{_MOST_VOID} rounds in a row were given up, the last because {outcome.void}")
+    aggregates = dict(server.aggregates)
+    if outcome.aggregate is not None:
+        aggregates[round_] = outcome.aggregate
+    closed = dataclasses.replace(
+        server,
+        round=round_,
+        participants=(),
+        left_out=(),
+        # Also who was left out of the sum has moved on.
+        last_seen=tuple(round_ if client in received.valid else last for client, last in enumerate(server.last_seen)),
+        differing=server.differing - received.valid | differing,
+        aggregates=aggregates,
+        complaints=(*server.complaints, *complained),
+        dealt={r: d for r, d in server.dealt.items() if r not in {c.round for c in complained}},
+    )
+    dealer = _next_dealer(server, server.participants, round_)
+    if dealer is not None and dealer in {*received.valid, *differing}:  # also if it is not summed, it deals
+        with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
+            closed = take_keys(closed, {dealer: replies[dealer]})
+    counted = () if outcome.void else tuple(uploads)
+    return _pruned(closed), RoundReport(counted, refused, outcome.consensus_bound, outcome.void)
+
+
+class _Outcome(NamedTuple):
+    aggregate: Vector | None = None
+    consensus_bound: float | None = None
+    void: str = ""  # why there is no aggregate
+
+
+def _aggregated(server: Coordinator, uploads: Mapping[int, Message], corrections: Replies) -> _Outcome:
+    round_, certified = server.round + 1, None
+    if server.config.secure_aggregation:
+        mean, weight = _unmasked(server, uploads, corrections)
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
         weights = [float(message.weight) for message in uploads.values()]
         mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
         weight = sum(weights)
         certified = server.algorithm.certify(server.config, vectors)
-    past = [server.aggregates[r] for r in (server.round, server.round - 1) if r in server.aggregates]
+    past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
     aggregate = server.algorithm.server_round(server.config, past[0] if past else None, mean, weight)
     carried = server.algorithm.carried(server.config, past)
     if carried is not None:
         aggregate = aggregate + carried
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
-    dealer = _next_dealer(server, server.participants, round_)
-    seen = tuple(round_ if client in uploads else last for client, last in enumerate(server.last_seen))
-    left_out = set(server.left_out)
-    server = dataclasses.replace(
-        server,
-        round=round_,
-        participants=(),
-        left_out=(),
-        last_seen=seen,
-        differing=server.differing - set(uploads) | differing,
-        aggregates={**server.aggregates, round_: aggregate},
-        digests=(*server.digests, secure_sum.digest(aggregate)) if server.config.secure_aggregation else (),
-    )
-    if dealer is not None and dealer in {*uploads, *differing, *(left_out & set(replies))}:  # not summed, yet it deals
-        with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
-            server = take_keys(server, {dealer: replies[dealer]})
-    return _pruned(server), RoundReport(() if lost else tuple(uploads), refused, certified)
+    try:  # clients would refuse it
+        require_reachable(aggregate, server.algorithm.reach(server.config, round_, server.upload_size), round_)
+    except ProtocolError as error:
+        return _Outcome(void=str(error))
+    return _Outcome(aggregate, certified)
 
 
-def outstanding(server: Coordinator, replies: Packets) -> frozenset[int]:
+def outstanding(server: Coordinator, replies: Replies) -> frozenset[int]:
     """The participants of the open round who have sent nothing that can be used, and nothing that never will be."""
     received = _received(server, replies)
     return frozenset(server.participants) - set(received.uploads) - received.differing
@@ -238,17 +333,23 @@ def outstanding(server: Coordinator, replies: Packets) -> frozenset[int]:
 class _Received(NamedTuple):
     uploads: dict[int, Message]  # that can be used
     refused: dict[int, str]
-    differing: frozenset[int]
+    differing: frozenset[int]  # whose copy of the common model is not everyone's
+    complaints: tuple[Complaint, ...]
+    valid: frozenset[int]  # who took part in this round as the others did, whether it is summed or not
 
 
-def _received(server: Coordinator, replies: Packets) -> _Received:
+def _received(server: Coordinator, replies: Replies) -> _Received:
     """The uploads among the replies, sorted into those that can be used and those that cannot."""
     round_, secure = server.round + 1, server.config.secure_aggregation
     uploads: dict[int, Message] = {}
     refused: dict[int, str] = {}
+    complaints = []
     for client in sorted(replies):
         try:
-            message = _only(server, replies[client], Kind.UPLOAD, client)
+            for complaint in wire.messages_of(replies[client].messages, Kind.COMPLAINT):
+                complaints.append(Complaint(client, complaint.weight, complaint.round))
+                raise ProtocolError(f"it cannot use the key of round {complaint.round} from client {complaint.weight}")
+            message = _only(replies[client], Kind.UPLOAD, client)
             if message.round != round_ or client not in server.participants:
                 raise ProtocolError(f"upload for round {message.round}, expected round {round_}")
             (wire.words if secure else wire.vector)(message, server.upload_size)
@@ -257,11 +358,41 @@ def _received(server: Coordinator, replies: Packets) -> _Received:
             uploads[client] = message
         except (WireError, ProtocolError) as error:
             refused[client] = str(error)
-    differing = _differing(server, uploads)
-    for client in differing:
+    apart = _apart(server, uploads)
+    replays = server.algorithm.memory == "history"
+    for client in apart:
         refused[client] = "its copy of the common model differs; it will be told to rebuild it"
+        if not replays:
+            refused[client] = "its history of this run is not that of the others, so its masks do not cancel"
         del uploads[client]
-    return _Received(uploads, refused, differing)
+    return _Received(uploads, refused, apart if replays else frozenset(), tuple(complaints), frozenset(uploads))
+
+
+def _complained(server: Coordinator, received: _Received) -> tuple[Complaint, ...]:
+    """The complaints that a round is given up for.
+
+    Where clients replay every round, all of them need its key; elsewhere a round without masks goes on without who
+    complains, if the others suffice. About the set-up nothing can be done any more once there is an aggregate.
+    """
+    enough = len(received.uploads) >= secure_sum.needed(server.config, len(server.participants))
+    if server.algorithm.memory != "history" and enough and not server.config.secure_aggregation:
+        return ()
+    made = Counter(complaint.client for complaint in server.complaints)
+    rounds = {server.round + 1} if server.aggregates else {0, server.round + 1}
+    return tuple(
+        complaint
+        for complaint in received.complaints
+        if made[complaint.client] < _MOST_COMPLAINTS
+        and complaint.round in rounds
+        and complaint.round in server.dealt
+        and server.dealt[complaint.round].dealer == complaint.dealer
+    )
+
+
+def _distrusted(server: Coordinator) -> frozenset[int]:
+    """Clients that are not asked to deal any more; nobody, if that would be all."""
+    dealers = frozenset(complaint.dealer for complaint in server.complaints)
+    return dealers if len(dealers) < server.config.clients else frozenset()
 
 
 def _lost(server: Coordinator, received: _Received) -> bool:
@@ -274,7 +405,7 @@ def _lost(server: Coordinator, received: _Received) -> bool:
     return hopeless and len(received.uploads) + len(received.differing) >= needed
 
 
-def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Packets) -> tuple[Vector, float]:
+def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Replies) -> tuple[Vector, float]:
     """The weighted mean of masked uploads, and their weight."""
     call = _call(server, server.participants)
     if set(uploads) != set(call.clients) - set(server.left_out):
@@ -284,7 +415,7 @@ def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: 
         total += wire.words(message, server.upload_size)
         if server.left_out:
             try:
-                answer = _only(server, corrections.get(client, b""), Kind.CORRECTION, client)
+                answer = _only(corrections.get(client, Reply(())), Kind.CORRECTION, client)
                 if answer.round != server.round + 1:
                     raise ProtocolError(f"a correction of round {answer.round}")
                 total -= wire.words(answer, server.upload_size)
@@ -292,7 +423,7 @@ def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: 
                 raise QuorumError(
                     f"round {server.round + 1}: client {client} did not help to recover it ({error}): ask it again"
                 ) from None
-    previous = server.aggregates.get(server.round)
+    previous = server.aggregates.get(server.latest)
     step = server.algorithm.scale(server.config, previous, call).step
     weight = float(call.weight_of(uploads))
     return secure_sum.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
@@ -318,13 +449,15 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     At first these are those of the set-up and of round 1, later those whose dealer dropped out. Count `attempt` up from
     0 until nothing is asked: each time it is the turn of the next client in the roster.
     """
-    rounds = {0, 1} if server.round == 0 else {server.round + 1}
+    rounds = {server.round + 1} if server.aggregates else {0, server.round + 1}
     lacking = sorted(r for r in rounds if r <= server.config.rounds and r not in server.dealt)
     if not server.algorithm.secret or not lacking:
         return {}
     first = 0 if server.round == 0 else server.round + 1
     requests = [_message(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
-    return {(first + attempt) % server.config.clients: wire.encode(requests)}
+    turns = [(first + turn) % server.config.clients for turn in range(server.config.clients)]
+    dealers = [client for client in turns if client not in _distrusted(server)]
+    return {dealers[attempt % len(dealers)]: wire.encode(requests)}
 
 
 def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
@@ -336,45 +469,70 @@ def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
 
 
 def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
-    """Aggregates and sealed keys that a client lacks for `round_`."""
-    rebuild = client in server.differing
-    last = 0 if rebuild else server.last_seen[client]
-    first = last if server.algorithm.catch_up == "all" else max(last, round_ - 1)
-    rounds = range(first if last else 0, round_ + 1)
-    keys = [
+    """What a client lacks for `round_`: outcomes of past rounds, sealed keys, mask keys."""
+    last, replays = server.last_seen[client], server.algorithm.memory == "history"
+    rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone
+    if rebuild:
+        last = 0
+    first = last if replays else server.latest  # the first round whose outcome it is told
+    told = [_message(server, Kind.REBUILD, round_)] if rebuild else []
+    told += [
+        _message(server, Kind.AGGREGATE, past, server.aggregates[past])
+        if past in server.aggregates
+        else _message(server, Kind.VOID, past)
+        for past in range(max(first, 1), round_)
+    ]
+    wanted = {*range(first, round_ + 1), *([0] if last == 0 else [])}
+    given = last if last else -1  # it has kept the keys of the last round that it took part in
+    told += [
         dataclasses.replace(
             _message(server, Kind.SEALED, past, wire.raw(server.dealt[past].envelopes[client])),
             sender=server.dealt[past].dealer,
         )
-        for past in rounds
-        if past in server.dealt and (past > last or last == 0)
+        for past in sorted(wanted)
+        if past in server.dealt and past > given and (past in server.aggregates or past in (0, round_))
     ]
-    aggregates = [
-        _message(server, Kind.AGGREGATE, past, server.aggregates[past])
-        for past in range(max(first, 1), round_)
-        if past in server.aggregates
-    ]
-    told = [_message(server, Kind.REBUILD, round_)] if rebuild else []
-    missed = max(last, 1)
-    if digests := server.digests[missed - 1 : max(first, 1) - 1]:
-        told.append(_message(server, Kind.DIGESTS, missed, wire.raw(b"".join(digests))))
-    return [*told, *keys, *aggregates]
+    seen = server.last_seen[client]
+    if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:
+        entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
+        told.append(_message(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
+    return told
 
 
-def _chosen(config: RunConfig, coins: Coins) -> tuple[int, ...]:
-    """Who takes part: those with the smallest coins, as many as are due."""
+def _chosen(server: Coordinator, coins: Coins) -> tuple[int, ...]:
+    """Who takes part: of those who can, the ones with the smallest coins, as many as are due."""
+    config = server.config
+    able = [client for client in np.argsort(coins).tolist() if _able(server, client)]
     count = config.expected_participants
     if config.sampling == "poisson":
-        count = max(secure_sum.least_participants(config), int((coins < config.participation).sum()))
-    return tuple(sorted(np.argsort(coins)[:count].tolist()))
+        count = max(secure_sum.least_participants(config), int((coins[able] < config.participation).sum()))
+    needed = secure_sum.needed(config, min(count, len(able)))
+    if len(able) < needed:
+        raise QuorumError(f"round {server.round + 1}: {len(able)} clients can take part, {needed} needed")
+    return tuple(sorted(able[:count]))
 
 
-def _differing(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int]:
-    """Clients whose fingerprint of the common model is not the most frequent one; all of them, if two are."""
-    if server.algorithm.catch_up != "all":  # elsewhere clients do not make the common model themselves
-        return frozenset()
+def _able(server: Coordinator, client: int) -> bool:
+    """Whether a client can be summed with the others.
+
+    Under masks its mask key must be known and, where clients keep state of their own, it must have taken part in every
+    round.
+    """
+    if not server.config.secure_aggregation:
+        return True
+    if client not in server.mask_keys or server.mask_keys[client].known > server.round + 1:
+        return False
+    in_step = not server.aggregates or server.last_seen[client] == server.round
+    return in_step or server.algorithm.memory != "own"
+
+
+def _apart(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int]:
+    """Clients whose fingerprint is not the most frequent one; all of them, if two are."""
+    memory = server.algorithm.memory
+    if memory == "aggregate" or (memory == "own" and not server.config.secure_aggregation):
+        return frozenset()  # nothing that they remember needs to be the same
     counts = Counter(message.fingerprint for message in uploads.values()).most_common(2)
-    tied = len(counts) == 2 and counts[0][1] == counts[1][1]  # nobody knows who is right: all rebuild from the log
+    tied = len(counts) == 2 and counts[0][1] == counts[1][1]  # nobody knows who is right
     return frozenset(client for client, message in uploads.items() if tied or message.fingerprint != counts[0][0])
 
 
@@ -382,33 +540,28 @@ def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int
     """Who deals the key of the next round: the clients take turns."""
     if not server.algorithm.secret or round_ >= server.config.rounds:
         return None
-    return participants[round_ % len(participants)]
+    trusted = [client for client in participants if client not in _distrusted(server)]
+    return trusted[round_ % len(trusted)] if trusted else None
 
 
 def _pruned(server: Coordinator) -> Coordinator:
     """Forget what no client can still need. Where missed rounds are replayed, all of them are kept."""
-    if server.algorithm.catch_up == "all":
+    if server.algorithm.memory == "history":
         return server
-    keys = {r: d for r, d in server.dealt.items() if r >= server.round or (r == 0 and min(server.last_seen) == 0)}
-    needed = (server.round, server.round - 1) if server.config.server_momentum else (server.round,)
-    aggregates = {r: server.aggregates[r] for r in needed if r in server.aggregates}
-    return dataclasses.replace(server, aggregates=aggregates, dealt=keys)
+    latest = server.latest
+    keys = {r: d for r, d in server.dealt.items() if r >= latest or (r == 0 and min(server.last_seen) == 0)}
+    needed = sorted(server.aggregates)[-2 if server.config.server_momentum else -1 :]
+    return dataclasses.replace(server, aggregates={r: server.aggregates[r] for r in needed}, dealt=keys)
 
 
 def _message(server: Coordinator, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
     return Message(kind, server.run, round_, SERVER, payload, projection=server.tag)
 
 
-def _checked(server: Coordinator, packet: bytes, client: int) -> list[Message]:
-    messages = wire.decode(packet)
-    for message in messages:
-        if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
-            raise ProtocolError(f"{message.kind.name} of another run, sender or projection than client {client}'s")
-    return messages
-
-
-def _only(server: Coordinator, packet: bytes, kind: Kind, client: int) -> Message:
-    found = wire.messages_of(_checked(server, packet, client), kind)
+def _only(reply: Reply, kind: Kind, client: int) -> Message:
+    if reply.refused:
+        raise ProtocolError(reply.refused)
+    found = wire.messages_of(reply.messages, kind)
     if len(found) != 1:
         raise ProtocolError(f"client {client} sent {len(found)} {kind.name} messages, expected one")
     return found[0]

@@ -45,6 +45,38 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise SiteError(f"cannot write {path}: {error.strerror}; what was there is unchanged") from None
 
 
+def write_new(path: Path, data: bytes) -> None:
+    """Put `data` into a file that must not exist yet, readable by the owner only, on the disk before this returns.
+
+    Raises:
+        SiteError: it exists, be it as a link, or cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise SiteError(f"cannot write {path}: {error.strerror}") from None
+
+
+def erase(path: Path) -> None:
+    """Overwrite a small secret file and remove it. What a journal or a copy of the disk keeps is beyond this.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(bytes(os.fstat(descriptor).st_size))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+    _sync_folder(path.parent)
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what a full disk raises inside into one line that names `path` and says how to go on.

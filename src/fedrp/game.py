@@ -24,7 +24,7 @@ from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, require, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.host import SimulatedEntropy, simulated_identity, simulated_roster
+from fedrp.host import simulated_roster, simulated_site
 from fedrp.models import Vector, drawn_initial, initial_laws, public_initial
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.audit import AuditBounds, FloatArray, audit_bounds
@@ -227,16 +227,16 @@ class Mechanism:
         server = coordinator.new_coordinator(config, _RUN, size)
         if bench.algorithm.secret or config.secure_aggregation:
             hellos = {client: hello(bench, client, site) for client, site in enumerate(sites)}
-            server = coordinator.welcome(server, hellos)
+            server = coordinator.welcome(server, coordinator.read(server, hellos))
             silos, replies = _delivered(bench, silos, sites, coordinator.request_key(server, 0))
-            server = coordinator.take_keys(server, replies)
+            server = coordinator.take_keys(server, coordinator.read(server, replies))
         # With the same secrets, what is under the masks is what would be sent without them.
         bare = dataclasses.replace(config, secure_aggregation=False)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
         for round_ in range(1, config.rounds + 1):
             server, packets = coordinator.open_round(server, np.zeros(config.clients))
             silos, replies = _delivered(bench, silos, sites, packets)
-            server, _ = coordinator.close_round(server, replies)
+            server, _ = coordinator.close_round(server, coordinator.read(server, replies))
             if not config.secure_aggregation:
                 run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
             news = coordinator.finish(server, (CANARY,))[CANARY]
@@ -272,7 +272,7 @@ def _roster(seed: int, clients: int) -> Roster:
 
 
 def _site(seed: int, client: int) -> Site:
-    return Site(simulated_identity(RunSeed(seed), client), SimulatedEntropy(RunSeed(seed), client), _NOBODY)
+    return simulated_site(RunSeed(seed), client, _NOBODY)
 
 
 def _delivered(

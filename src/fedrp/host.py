@@ -12,7 +12,7 @@ import pickle
 import resource
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
@@ -36,7 +37,7 @@ from fedrp.files import sha256_of, writing
 from fedrp.models import ModelFactory, State, Vector
 from fedrp.rng import RunSeed
 from fedrp.roster import Member, Roster
-from fedrp.sealing import Identity
+from fedrp.sealing import Identity, MaskKey
 from fedrp.secret import SecretKey
 from fedrp.silo import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.training import Examples, Loss
@@ -51,7 +52,7 @@ _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 class SimulatedEntropy:
     """Secrets of a simulated client, derived from the public run seed so that a simulation repeats exactly.
 
-    They hide nothing from anyone who knows the seed. A deployment takes `fedrp.sealing.SystemEntropy` and no other.
+    They hide nothing from anyone who knows the seed. A deployment takes `fedrp.sealing.SiteEntropy` and no other.
     """
 
     seed: RunSeed
@@ -62,10 +63,20 @@ class SimulatedEntropy:
         name = "|".join(["fedrp-simulation", str(self.seed.value), str(self.client), purpose, *map(str, indices)])
         return SecretKey(hashlib.sha256(name.encode()).digest())
 
+    def noise(self, run: bytes, round_: int, packet: bytes) -> SecretKey:  # noqa: ARG002 - sealed keys differ each time
+        """The noise of a round, whatever was sent: packets hold envelopes, which no two runs have alike."""
+        return self.secret("noise", round_)
+
 
 def simulated_identity(seed: RunSeed, client: int) -> Identity:
     """The identity of a simulated client."""
     return Identity(SimulatedEntropy(seed, client).secret("identity"), f"client-{client}")
+
+
+def simulated_site(seed: RunSeed, client: int, data: Examples) -> Site:
+    """The premises of a simulated client."""
+    entropy = SimulatedEntropy(seed, client)
+    return Site(simulated_identity(seed, client), entropy, data, MaskKey(entropy.secret("mask")))
 
 
 def simulated_roster(seed: RunSeed, clients: int) -> Roster:
@@ -116,10 +127,7 @@ class ClientHost:
         device = torch.device(setup.speed.device)
         self._bench = make_workbench(config, setup.run, setup.roster, setup.factory, setup.loss, device, memory)
         self._silos = {client: Silo(client) for client in setup.data}
-        self._sites = {}
-        for client, data in setup.data.items():
-            entropy = SimulatedEntropy(seed, client)
-            self._sites[client] = Site(simulated_identity(seed, client), entropy, data)
+        self._sites = {client: simulated_site(seed, client, data) for client, data in setup.data.items()}
 
     def hello(self) -> Packets:
         """Every client's first packet."""
@@ -175,17 +183,22 @@ class ClientHost:
         """
         sums = {}
         for group, members in self._setup.groups.items():
-            arrays: dict[str, Vector] = {}
+            arrays: dict[str, npt.NDArray[Any]] = {}
             names: dict[int, str] = {}
             records = []
             for client in members:
                 silo = self._silos[client]
-                fields = []
-                for array in silo.state or ():
+                kept: dict[str, Sequence[npt.NDArray[Any]]] = {
+                    "state": silo.state or (),
+                    "last": () if silo.last is None else (silo.last,),
+                    "mask_keys": (silo.mask_keys,),
+                }
+                fields: dict[str, list[str]] = {field: [] for field in kept}
+                for field, array in ((f, array) for f, found in kept.items() for array in found):
                     name = names.setdefault(id(array), str(len(names)))
                     arrays[name] = np.ascontiguousarray(array)
-                    fields.append(name)
-                records.append({**silo.record(), "state": fields})
+                    fields[field].append(name)
+                records.append({**silo.record(), **fields})
             path = _group_file(folder, group)
             with writing(path):  # here and not at the caller, who may be in another process
                 save_file(arrays, path, {"silos": json.dumps(records)})
@@ -201,8 +214,11 @@ class ClientHost:
             except (OSError, SafetensorError) as error:
                 raise DataError(f"{path.name}: {error}") from None
             for record in json.loads(metadata["silos"]):
-                fields = [arrays[name] for name in record["state"]]
-                self._silos[record["client"]] = Silo.of_record(record, ClientState(*fields) if fields else None)
+                state, last, mask_keys = ([arrays[n] for n in record[f]] for f in ("state", "last", "mask_keys"))
+                silo = Silo.of_record(
+                    record, ClientState(*state) if state else None, last[0] if last else None, mask_keys[0]
+                )
+                self._silos[silo.index] = silo
 
     def peak_memory(self) -> float:
         """Largest resident size of this process so far, in MB."""

@@ -6,35 +6,51 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from fedrp.roster import Roster
-from fedrp.sealing import Identity
+from fedrp.sealing import MaskKey
 from fedrp.secret import SecretKey
-from fedrp.secure_sum import Call, Words
+from fedrp.secure_sum import Call, Vector, Words, digest
 
+PeerKeys = npt.NDArray[np.uint8]  # (clients, 32): public mask keys; zeros where one is not known
+
+NO_PEERS: PeerKeys = np.zeros((0, 32), np.uint8)
 _CHUNK = 1 << 18  # numbers; the mask of one pair need never be held whole
+
+
+def extended(transcript: bytes, applied_in: int, past: int, aggregate: Vector | None, key: SecretKey | None) -> bytes:
+    """The transcript digest after one more step: the aggregate and the key of round `past`, applied in `applied_in`.
+
+    A client extends it by what goes into its state, and by nothing else: what a server merely says of rounds that the
+    client sat out vouches for nothing. Round 0, the set-up, has no aggregate.
+    """
+    mark = key.derive("transcript").reveal() if key else bytes(32)
+    told = bytes(32) if aggregate is None else digest(aggregate)
+    step = struct.pack("<II", applied_in, past) + told + mark
+    return hashlib.sha256(b"fedrp transcript v1|" + struct.pack("<I", len(transcript)) + transcript + step).digest()
 
 
 @dataclass(frozen=True)
 class Masker:
     """One client in one round.
 
-    Guarantees: two clients that were told the same run, round, roster, participants and aggregates share masks that
-    cancel; any difference makes them unrelated. The round key, where there is one, is mixed in: it is fresh in every
-    run, and with hybrid sealing nobody who breaks X25519 later can take the masks off.
+    Guarantees: two clients that have the same run, round, roster, cohort and transcript share masks that cancel; any
+    difference makes them unrelated. The round key, where there is one, is mixed in: with hybrid sealing nobody who
+    breaks X25519 later can take the masks off.
     """
 
-    identity: Identity
-    roster: Roster
+    key: MaskKey
+    peers: PeerKeys
+    roster: bytes  # its digest
     client: int
     run: bytes
     round: int
     call: Call
-    heard: bytes  # digest of what it was told in earlier rounds
+    transcript: bytes  # digest of all that its state is made of, but for its data
     round_key: SecretKey | None
 
     def masked(self, words: Words) -> Words:
-        """An encoded upload under this client's masks towards all other participants."""
+        """An encoded upload under this client's masks towards all other clients of the cohort."""
         return self._added(words.copy(), self.call.clients, b"upload")
 
     def correction(self, left_out: tuple[int, ...], size: int) -> Words:
@@ -60,12 +76,14 @@ class Masker:
         return words
 
     def _shared(self, other: int, purpose: bytes) -> SecretKey:
-        pair = sorted((self.client, other))
+        ends = sorted([(self.client, self.key.public), (other, self.peers[other].tobytes())])
+        pair = b"".join(struct.pack("<I", client) + public for client, public in ends)
         scene = hashlib.sha256(
-            struct.pack("<16sI32sII", self.run, self.round, self.roster.digest, *pair)
+            struct.pack("<16sI32s", self.run, self.round, self.roster)
+            + pair
             + hashlib.sha256(self.call.payload().tobytes()).digest()
-            + hashlib.sha256(self.heard).digest()
+            + hashlib.sha256(self.transcript).digest()
             + purpose
         ).digest()
         salt = self.round_key.derive("masks") if self.round_key else None
-        return self.identity.agree(self.roster.members[other].keys, b"mask|" + scene, salt)
+        return self.key.agree(self.peers[other].tobytes(), b"mask|" + scene, salt)

@@ -1,13 +1,18 @@
-"""How round keys travel: a dealer draws 32 bytes, seals them to every client and signs; the server only relays.
+"""Keys of clients, and how round keys travel: a dealer draws 32 bytes, seals them to every client and signs.
 
 HPKE (RFC 9180) with HKDF-SHA256 and ChaCha20-Poly1305; the key encapsulation is X25519, or the hybrid of ML-KEM-768 and
 X25519 that also withstands quantum computers. Each envelope carries the dealer's Ed25519 signature. Seal and signature
 are bound to the envelope's `Place`, so that it opens and verifies nowhere else.
+
+Masks come from a second pair of X25519 keys, drawn for one run, signed by the identity, and erased when the run ends:
+whoever steals the identity later cannot take the masks off what was recorded.
 """
 
+import functools
 import os
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
@@ -43,23 +48,22 @@ ENVELOPE_BYTES = {
 }
 
 
+# Of a mask key as it is sent: the public key and the identity's signature.
+MASK_KEY_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
+
+
 class Entropy(Protocol):
     """Where a client's secrets come from."""
 
     def secret(self, purpose: str, *indices: int) -> SecretKey:
         """A fresh secret. Sources that repeat (simulation) give the same one for the same name."""
 
-
-class SystemEntropy:
-    """The operating system's generator: the only source that a deployment accepts."""
-
-    def secret(self, purpose: str, *indices: int) -> SecretKey:  # noqa: ARG002 - every draw is new, whatever its name
-        """32 new random bytes."""
-        return SecretKey(os.urandom(KEY_BYTES))
+    def noise(self, run: bytes, round_: int, packet: bytes) -> SecretKey:
+        """The secret that the noise of a round comes from; `packet` is the digest of what asked for it."""
 
 
 class PublicKeys(NamedTuple):
-    """What others need of a client: to seal to it and to share masks with it, to check its signatures."""
+    """What others need of a client: to seal to it, to check its signatures."""
 
     x25519: bytes
     ed25519: bytes
@@ -86,13 +90,14 @@ class Place(NamedTuple):
 class Identity:
     """A client's private keys, all derived from one secret. Shows nothing of itself; cannot be pickled."""
 
-    __slots__ = ("_hybrid", "_sealing", "_signing", "name")
+    __slots__ = ("_hybrid", "_noise", "_sealing", "_signing", "name")
 
     def __init__(self, secret: SecretKey, name: str = "") -> None:
         self.name = name
         self._hybrid: tuple[MLKEM768PrivateKey, X25519PrivateKey] | None
         self._sealing = X25519PrivateKey.from_private_bytes(secret.derive("identity/x25519").reveal())
         self._signing = Ed25519PrivateKey.from_private_bytes(secret.derive("identity/ed25519").reveal())
+        self._noise = secret.derive("identity/noise")
         seed = secret.derive("identity/ml-kem-768/d").reveal() + secret.derive("identity/ml-kem-768/z").reveal()
         other = secret.derive("identity/hybrid-x25519").reveal()
         try:
@@ -127,20 +132,88 @@ class Identity:
         except (InvalidTag, ValueError):
             raise ProtocolError("a sealed round key does not open: wrong recipient, round, run, or altered") from None
 
-    def agree(self, other: PublicKeys, context: bytes, salt: SecretKey | None = None) -> SecretKey:
-        """A key that this client and the other compute alike for a context, and nobody else can."""
-        try:
-            shared = self._sealing.exchange(X25519PublicKey.from_public_bytes(other.x25519))
-        except ValueError:
-            raise ProtocolError("a public key of the roster is not usable") from None
-        extract = salt.reveal() if salt else None
-        return SecretKey(HKDF(hashes.SHA256(), KEY_BYTES, extract, b"fedrp shared key v1|" + context).derive(shared))
+    def noise_key(self, run: bytes, round_: int, packet: bytes) -> SecretKey:
+        """The secret of a round's noise. The same packet always gets the same noise, whatever state was restored."""
+        return self._noise.derive(f"noise/{run.hex()}/{round_}/{packet.hex()}")
 
     def __repr__(self) -> str:
         return "Identity(hidden)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Identity cannot be pickled or copied")
+
+
+@dataclass(frozen=True)
+class SiteEntropy:
+    """Secrets of a deployed client: the operating system's generator, and noise from the identity.
+
+    The only source that a deployment accepts.
+    """
+
+    identity: Identity
+
+    def secret(self, purpose: str, *indices: int) -> SecretKey:  # noqa: ARG002 - every draw is new, whatever its name
+        """32 new random bytes."""
+        return SecretKey(os.urandom(KEY_BYTES))
+
+    def noise(self, run: bytes, round_: int, packet: bytes) -> SecretKey:
+        """See `Identity.noise_key`."""
+        return self.identity.noise_key(run, round_, packet)
+
+
+class MaskKey:
+    """A client's key pair for the masks of one run. Shows nothing of itself; cannot be pickled."""
+
+    __slots__ = ("_private", "public")
+
+    def __init__(self, secret: SecretKey) -> None:
+        self._private = X25519PrivateKey.from_private_bytes(secret.derive("mask-key").reveal())
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def agree(self, other: bytes, context: bytes, salt: SecretKey | None = None) -> SecretKey:
+        """A key that the holders of two mask keys compute alike for a context, and nobody else can."""
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
+        except ValueError:
+            raise ProtocolError("another client's mask key is not usable") from None
+        extract = salt.reveal() if salt else None
+        return SecretKey(HKDF(hashes.SHA256(), KEY_BYTES, extract, b"fedrp shared key v2|" + context).derive(shared))
+
+    def __repr__(self) -> str:
+        return "MaskKey(hidden)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MaskKey cannot be pickled or copied")
+
+
+def signed_mask_key(key: MaskKey, identity: Identity, run: bytes, roster: bytes, client: int) -> bytes:
+    """A mask key as it is sent: the public key, and the identity's signature over it, run, roster and client."""
+    return key.public + identity.sign(_mask_key_claim(key.public, run, roster, client))
+
+
+@functools.lru_cache(maxsize=1 << 14)  # simulated clients of one process all check the same keys
+def mask_key_of(signed: bytes, owner: bytes, run: bytes, roster: bytes, client: int) -> bytes:
+    """The public mask key in `signed`, once the Ed25519 key `owner` is known to have signed it for this place.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    public, signature = signed[:PUBLIC_KEY_BYTES], signed[PUBLIC_KEY_BYTES:]
+    try:
+        Ed25519PublicKey.from_public_bytes(owner).verify(signature, _mask_key_claim(public, run, roster, client))
+        _probe().exchange(X25519PublicKey.from_public_bytes(public))
+    except (InvalidSignature, ValueError):
+        raise ProtocolError(f"the mask key of client {client} is not signed by it for this run: refused") from None
+    return public
+
+
+def _mask_key_claim(public: bytes, run: bytes, roster: bytes, client: int) -> bytes:
+    return b"fedrp mask key v1|" + struct.pack("<16s32sI", run, roster, client) + public
+
+
+def _probe() -> X25519PrivateKey:
+    """A known key: an exchange with it fails for the points that make every shared secret the same."""
+    return X25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def _suite(sealing: str) -> Suite:
@@ -154,9 +227,8 @@ def require_usable(keys: PublicKeys) -> None:
     if len(keys.hybrid) not in (0, HYBRID_KEY_BYTES):
         raise ConfigError(f"a hybrid key has {HYBRID_KEY_BYTES} bytes, got {len(keys.hybrid)}")
     try:
-        probe = X25519PrivateKey.from_private_bytes(bytes(range(32)))
         for point in (keys.x25519, *([keys.hybrid[_MLKEM_BYTES:]] if keys.hybrid else [])):
-            probe.exchange(X25519PublicKey.from_public_bytes(point))
+            _probe().exchange(X25519PublicKey.from_public_bytes(point))
         Ed25519PublicKey.from_public_bytes(keys.ed25519)
     except ValueError:
         raise ConfigError("a public key is not a usable point of its curve") from None

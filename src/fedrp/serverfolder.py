@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrp.config import RunConfig, to_json
-from fedrp.coordinator import Coordinator, Dealt
+from fedrp.coordinator import Complaint, Coordinator, Dealt, MaskEntry
 from fedrp.errors import ConfigError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.status import append_line, read_status, write_status
@@ -130,7 +130,8 @@ def packed_server(server: Coordinator) -> bytes:
         "last_seen": server.last_seen,
         "differing": sorted(server.differing),
         "dealt": dealt,
-        "digests": [digest.hex() for digest in server.digests],
+        "mask_keys": {client: [entry.known, entry.signed.hex()] for client, entry in server.mask_keys.items()},
+        "complaints": server.complaints,
         "left_out": server.left_out,
         "roster": server.roster.hex(),
         "weights": server.weights,
@@ -154,7 +155,8 @@ def unpacked_server(server: Coordinator, path: Path) -> Coordinator:
         differing=frozenset(state["differing"]),
         aggregates=aggregates,
         dealt=dealt,
-        digests=tuple(map(bytes.fromhex, state["digests"] if server.config.secure_aggregation else ())),
+        mask_keys={int(c): MaskEntry(known, bytes.fromhex(s)) for c, (known, s) in state["mask_keys"].items()},
+        complaints=tuple(Complaint(*complaint) for complaint in state["complaints"]),
         left_out=tuple(state["left_out"]),
         roster=bytes.fromhex(state["roster"]),
         weights=tuple(state["weights"]),

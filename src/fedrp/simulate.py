@@ -19,7 +19,7 @@ import torch
 from fedrp import coordinator, kernels, wire
 from fedrp.algorithms import ALGORITHMS, require_used
 from fedrp.config import RunConfig, Speed
-from fedrp.coordinator import Coordinator, Packets
+from fedrp.coordinator import Coordinator, Packets, Reply
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
 from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
@@ -119,6 +119,11 @@ def _require_summable(config: RunConfig) -> None:
             f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
             "each finds the other's vector in the average"
         )
+    if ALGORITHMS[config.algorithm].memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
+        raise ConfigError(
+            f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
+            "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
+        )
 
 
 def require_device(name: str) -> None:
@@ -169,30 +174,32 @@ def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
     if not (server.algorithm.secret or config.secure_aggregation or config.weighting == "samples"):
         return server, Traffic()
     hellos = hosts.hello()
-    server, keys = _keys(coordinator.welcome(server, hellos), hosts)
+    server, keys = _keys(coordinator.welcome(server, coordinator.read(server, hellos)), hosts)
     return server, Traffic.of({}, hellos).plus(keys)
 
 
 def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
     began = time.monotonic()
-    received: Packets = {}
+    received: dict[int, Reply] = {}
     for attempt in range(_ATTEMPTS):
         server, packets = coordinator.open_round(server, seeded_coins(server))
         asked = len(packets)
         waiting = coordinator.outstanding(server, received)
         sent, lost = _dropouts(server, attempt, {c: packet for c, packet in packets.items() if c in waiting})
         replies = {client: reply for client, reply in hosts.exchange(sent).items() if client not in lost}
-        received |= replies
+        received |= coordinator.read(server, replies)
         traffic = traffic.plus(Traffic.of(sent, replies))
         try:
             server, requests = coordinator.recover(server, received)
             corrections = hosts.exchange(requests) if requests else {}
             traffic = traffic.plus(Traffic.of(requests, corrections))
-            server, report = coordinator.close_round(server, received, corrections)
+            server, report = coordinator.close_round(server, received, coordinator.read(server, corrections))
             break
         except QuorumError as error:
             if attempt == _ATTEMPTS - 1:
                 raise QuorumError(f"{error}; asked {_ATTEMPTS} times: lower --dropout or --quorum") from None
+    if report.void:
+        _log.warning("round %d was given up: %s", server.round, report.void)
     server, extra = _keys(server, hosts)
     trained = time.monotonic()
     evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
@@ -250,10 +257,10 @@ def _keys(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
         packets = coordinator.request_key(server, attempt)
         if not packets:
             break
-        replies = hosts.exchange(packets)
-        traffic = traffic.plus(Traffic.of(packets, replies))
-        with contextlib.suppress(ProtocolError):  # what it dealt is of no use: the next one is asked
-            server = coordinator.take_keys(server, replies)
+        with contextlib.suppress(ProtocolError):  # it deals no more, or nothing of use: the next one is asked
+            replies = hosts.exchange(packets)
+            traffic = traffic.plus(Traffic.of(packets, replies))
+            server = coordinator.take_keys(server, coordinator.read(server, replies))
     return server, traffic
 
 

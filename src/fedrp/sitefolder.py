@@ -4,6 +4,7 @@
               state.safetensors   the client's state, see `fedrp.silo.Silo`; no opened key is in it
               status.json         how things are, for people and monitors
               log.jsonl           what happened, a line per event
+              mask.key            the secret of the client's masks, erased once the run is over
               model.safetensors   the delivered model, once the run is over
               lock                held while a message is worked on
 
@@ -11,6 +12,7 @@ RUN is the run id: a client that meets an old run again still knows how far it w
 or one with other settings than those that it was told of first: privacy is accounted for these.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -27,12 +29,14 @@ from safetensors.torch import save as packed
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, to_json
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.files import locked, write_atomically
+from fedrp.files import erase, locked, write_atomically, write_new
 from fedrp.models import State
+from fedrp.sealing import MaskKey
+from fedrp.secret import SecretKey
 from fedrp.silo import Silo
 from fedrp.status import append_line, read_status, write_status
 
-_FORMAT = "fedrp site state 1"
+_FORMAT = "fedrp site state 2"
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,9 @@ class SiteFolder:
                     raise SiteError(f"{self._state_file} belongs to another run: put it back where it came from")
                 record = json.loads(metadata["silo"])
                 fields = [file.get_tensor(name) for name in record["state"]]
-                reply = file.get_tensor("reply").tobytes()
-            silo = Silo.of_record(record, ClientState(*fields) if fields else None, reply)
+                last = file.get_tensor("last") if record["last"] else None
+                mask_keys, reply = file.get_tensor("mask_keys"), file.get_tensor("reply").tobytes()
+            silo = Silo.of_record(record, ClientState(*fields) if fields else None, last, mask_keys, reply)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise SiteError(f"{self._state_file} is damaged ({error}): restore it from a backup") from None
         if silo.index != index:
@@ -116,10 +121,33 @@ class SiteFolder:
             name: np.ascontiguousarray(array)
             for name, array in zip(ClientState._fields, silo.state or (), strict=False)
         }
-        record = {**silo.record(), "state": list(arrays)}
+        record = {**silo.record(), "state": list(arrays), "last": silo.last is not None}
+        if silo.last is not None:
+            arrays["last"] = np.ascontiguousarray(silo.last)
+        arrays["mask_keys"] = silo.mask_keys
         arrays["reply"] = np.frombuffer(silo.reply, np.uint8)
         metadata = {"format": _FORMAT, "run": self.run.hex(), "silo": json.dumps(record)}
         write_atomically(self._state_file, save(arrays, metadata))
+
+    def mask_key(self, fresh: SecretKey) -> MaskKey | None:
+        """The mask key of this run: a new one of the secret `fresh` at the first message, the kept one later.
+
+        None once the run is over: what was recorded of it cannot be unmasked any more, not even here.
+        """
+        path = self.root / "mask.key"
+        if not path.exists():
+            if self.status().get("finished"):
+                return None
+            write_new(path, fresh.reveal())
+        try:
+            return MaskKey(SecretKey(path.read_bytes()))
+        except (OSError, ValueError):
+            raise SiteError(f"{path} is damaged: let this site sit the run out") from None
+
+    def erase_mask_key(self) -> None:
+        """Forget the mask key of this run."""
+        with contextlib.suppress(FileNotFoundError):
+            erase(self.root / "mask.key")
 
     def deliver(self, model: State) -> Path:
         """Write the delivered model, as its module's `state_dict` names it."""

@@ -1,7 +1,7 @@
 """The wire: versioned messages, to bytes and back. Nothing else crosses between clients and server.
 
-A *packet* is what one party sends to another in one exchange: any number of messages, one after the other. Layout of a
-message (little endian), 60 bytes of header and the payload:
+A *packet* is what one party sends to another in one exchange: messages, one after the other; how many of which kind and
+size a receiver takes is in `fedrp.limits`. Layout of a message (little endian), 60 bytes of header and the payload:
 
     magic 3s | version B | kind B | dtype B | projection H | run 16s | round I | sender I | weight I | count I |
     fingerprint 16s | crc32 I | payload (count items)
@@ -10,15 +10,16 @@ message (little endian), 60 bytes of header and the payload:
 import enum
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedrp.errors import WireError
 
-VERSION = 3
+VERSION = 4
 SERVER = 0xFFFFFFFF  # the sender field of messages from the server
 RUN_ID_BYTES = 16
 FINGERPRINT_BYTES = 16
@@ -38,7 +39,8 @@ Payload = npt.NDArray[np.generic]
 class Kind(enum.IntEnum):
     """What a message is."""
 
-    HELLO = 1  # client -> server: the digest of my roster; the weight field is my weight in averages
+    HELLO = 1  # client -> server: the digest of my roster; the weight field is my weight in averages.
+    # With secure aggregation also the client's signed mask key of this run.
     DEAL_REQUEST = 3  # server -> client: draw the key of this round and seal it to everyone
     DEAL = 4  # dealer -> server: one envelope per client
     SEALED = 5  # server -> client: your envelope; the sender field names the dealer
@@ -50,7 +52,11 @@ class Kind(enum.IntEnum):
     REBUILD = 10  # server -> client: your copy of the common model differs; start again from the log in this packet
     RECOVER = 11  # server -> client: these clients are left out of the sum, help to take their masks off
     CORRECTION = 12  # client -> server: the answer to it
-    DIGESTS = 13  # server -> client: of the aggregates that you missed, from this round on (secure aggregation only)
+    VOID = 13  # server -> client: this round was given up; it has no aggregate
+    MASK_KEYS = 14  # server -> client: other clients' signed mask keys (secure aggregation only)
+    COMPLAINT = (
+        15  # client -> server: the key of this round that I was sent is not usable; the weight field is its dealer
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,25 +121,59 @@ def encode(messages: Iterable[Message]) -> bytes:
     return b"".join(parts)
 
 
-def decode(packet: bytes) -> list[Message]:
-    """The messages of a packet.
+class Limit(NamedTuple):
+    """How much of one kind of message a receiver takes in one packet."""
+
+    messages: int
+    size: int  # bytes of a payload
+
+
+Limits = Mapping[Kind, Limit]
+
+
+def decode(packet: bytes, limits: Limits | None = None) -> list[Message]:
+    """The messages of a packet. Whoever reads what another party sent gives `limits`.
+
+    Guarantees: payloads are views of the packet, nothing is copied. With limits, the first message that is one too many
+    of its kind, too large, or of a kind and round that the packet already holds ends the work.
 
     Raises:
         WireError: the bytes are truncated, oversized, altered, of another version, or hold values that are not finite.
     """
+    if limits is not None and len(packet) > largest(limits):
+        raise WireError(f"a packet of {len(packet)} bytes, at most {largest(limits)} are taken here")
     view = memoryview(packet)
-    messages = []
-    while len(view):
-        message, used = _decode_one(view)
+    messages: list[Message] = []
+    seen: set[tuple[Kind, int]] = set()
+    counts = dict.fromkeys(Kind, 0)
+    start = 0
+    while start < len(view):
+        message, start = _decode_one(view, start)
+        if limits is not None:
+            counts[message.kind] += 1
+            limit = limits.get(message.kind, _NONE)
+            place = (message.kind, message.round)
+            if counts[message.kind] > limit.messages or message.payload.nbytes > limit.size or place in seen:
+                raise WireError(f"more {message.kind.name} messages, or larger ones, than are taken here")
+            seen.add(place)
         messages.append(message)
-        view = view[used:]
     return messages
 
 
-def _decode_one(view: memoryview) -> tuple[Message, int]:
+def largest(limits: Limits) -> int:
+    """Bytes of the largest packet within limits."""
+    return sum(limit.messages * (HEADER_BYTES + limit.size) for limit in limits.values())
+
+
+_NONE = Limit(0, 0)
+
+
+def _decode_one(packet: memoryview, start: int) -> tuple[Message, int]:
+    """The message at `start`, and where the next one begins."""
+    view = packet[start:]
     if len(view) < HEADER_BYTES:
         raise WireError(f"truncated message: {len(view)} bytes, a header has {HEADER_BYTES}")
-    fields = _HEADER.unpack(view[:HEADER_BYTES])
+    fields = _HEADER.unpack_from(view)
     magic, version, kind, dtype_code, projection, run, round_, sender, weight, count, fingerprint, crc = fields
     if magic != _MAGIC:
         raise WireError("not a fedrp message")
@@ -150,7 +190,7 @@ def _decode_one(view: memoryview) -> tuple[Message, int]:
         raise WireError("message was altered on the way (checksum differs)")
     payload = np.frombuffer(body, dtype)
     _require_finite(payload)
-    return Message(Kind(kind), run, round_, sender, payload, weight, projection, fingerprint), end
+    return Message(Kind(kind), run, round_, sender, payload, weight, projection, fingerprint), start + end
 
 
 def _require_finite(payload: Payload) -> None:

@@ -5,6 +5,7 @@ aggregate of the mean of the uploads and the aggregates before, and the next `cl
 history.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from fedrp.config import RunConfig
 from fedrp.privacy.ledger import Release
 from fedrp.projection import Projection
 from fedrp.secret import SecretKey
-from fedrp.secure_sum import Call, Scale, finest
+from fedrp.secure_sum import HEADROOM, Call, Scale, finest
 from fedrp.training import Objective, Stack
 from fedrp.wire import NO_FINGERPRINT
 
@@ -48,6 +49,7 @@ class Participant(NamedTuple):
     state: ClientState
     history: Sequence[Step]  # from the last round it took part in (0: the set-up) to the one before this
     noise: SecretKey  # its own randomness of this round, known to nobody else
+    previous: Vector | None  # the last aggregate, also if it was applied before; None before there is one
 
 
 class Local(NamedTuple):
@@ -68,6 +70,13 @@ class Upload(NamedTuple):
     fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
 
 
+class Reach(NamedTuple):
+    """How large an aggregate of honest clients can be: anything beyond was made by someone else."""
+
+    number: float = math.inf  # no number is larger
+    norm: float = math.inf
+
+
 class Algorithm(NamedTuple):
     """An entry of the table.
 
@@ -80,7 +89,9 @@ class Algorithm(NamedTuple):
     exchanges: bool  # False: clients never talk
     settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not; but for `dim`
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
-    catch_up: Literal["latest", "all"]  # which missed aggregates a returning client needs
+    # What a client's next upload is made from, but for its data and noise: the last "aggregate"; the "history" of all
+    # aggregates and round keys, which a returning client replays; or state of its "own", of the rounds it took part in.
+    memory: Literal["aggregate", "history", "own"]
     upload_size: Callable[[RunConfig, int], int]
     resolve: Callable[[RunConfig, int], RunConfig]
     client_init: Callable[[RunConfig, Vector], ClientState]
@@ -89,6 +100,7 @@ class Algorithm(NamedTuple):
     server_round: Callable[[RunConfig, Vector | None, Vector, float], Vector]  # last aggregate, mean, total weight
     carried: Callable[[RunConfig, Sequence[Vector]], Vector | None]  # what earlier aggregates, latest first, add to it
     scale: Callable[[RunConfig, Vector | None, Call], Scale]  # of an upload to be masked, from the last aggregate
+    reach: Callable[[RunConfig, int, int], Reach]  # of the aggregate of a round with so many numbers
     releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
     divisor: Callable[[RunConfig], float | None]  # of the sum of uploads; None: the weight of those that came
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
@@ -108,7 +120,12 @@ def full_vector(_config: RunConfig, parameters: int) -> int:
 
 def stated_range(config: RunConfig, _previous: Vector | None, call: Call) -> Scale:
     """The scale of an upload that nothing but the config bounds."""
-    return finest(config.secure_range, call)
+    return finest(config.secure_range, call, HEADROOM)
+
+
+def within_range(config: RunConfig, _round: int, _size: int) -> Reach:
+    """The mean of uploads that nothing but the range of masked numbers bounds."""
+    return Reach(config.secure_range) if config.secure_aggregation else Reach()
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

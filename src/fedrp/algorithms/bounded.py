@@ -19,7 +19,7 @@ from fedrp.errors import PrivacyError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball
-from fedrp.secure_sum import least_participants, needed
+from fedrp.secure_sum import needed
 
 NOT_GAUSSIAN = Unsupported("the theorems are about Gaussian matrices")
 JOINT = Unsupported(
@@ -86,8 +86,7 @@ def projected_releases(config: RunConfig) -> list[Release]:
     if config.projection != "gaussian":
         return [Release(Adversary.SERVER, adjacency, NOT_GAUSSIAN)]
     if config.secure_aggregation:
-        fewest = least_participants(config) if config.sampling == "poisson" else config.expected_participants
-        summed = summed_release(config, needed(config, fewest))
+        summed = summed_release(config, needed(config, config.expected_participants))
         return [Release(Adversary.SERVER, adjacency, summed, (*assumed(config), *SUMS_ONLY, *_SUMMED))]
     single = Composed(ProjectedRelease(config.dim, ratio_of(config)), config.rounds)
     if alone:

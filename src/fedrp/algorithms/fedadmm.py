@@ -20,6 +20,7 @@ from fedrp.algorithms.base import (
     Vector,
     nothing_carried,
     stacked,
+    within_range,
 )
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.config import RunConfig, settled
@@ -69,4 +70,6 @@ FEDADMM: Algorithm = FEDAVG._replace(
     client_round=_round,
     client_finish=_finish,
     carried=nothing_carried,
+    memory="own",  # the dual variable
+    reach=within_range,
 )

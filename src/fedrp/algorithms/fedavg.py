@@ -16,17 +16,21 @@ from fedrp.algorithms.base import (
     ClientState,
     Local,
     Participant,
+    Reach,
     Upload,
     Vector,
     full_vector,
     nothing_carried,
     stacked,
     stated_range,
+    within_range,
 )
 from fedrp.config import RunConfig, settled
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, NothingReleased, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.training import PLAIN
+
+_SETTLED_AFTER = 10_000  # rounds after which momentum adds nothing more
 
 
 def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
@@ -62,6 +66,16 @@ def momentum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
     return beta * (past[0] - past[1]) if beta and len(past) > 1 else None
 
 
+def _reach(config: RunConfig, round_: int, size: int) -> Reach:
+    """a_t = mean_t + beta (a_{t-1} - a_{t-2}), from 0: the range times the sum of |impulse response| so far."""
+    beta = settled(config.server_momentum)
+    last, before, total = 1.0, 0.0, 1.0
+    for _ in range(min(round_ - 1, _SETTLED_AFTER)):
+        last, before = beta * (last - before), last
+        total += abs(last)
+    return Reach(within_range(config, round_, size).number * total)
+
+
 def _releases(config: RunConfig) -> list[Release]:
     seen: Event = NonPrivate("the server receives every client's vector in the clear")
     if config.secure_aggregation:
@@ -84,7 +98,7 @@ FEDAVG = Algorithm(
     exchanges=True,
     settings=EXCHANGE_SETTINGS | {"server_momentum"},
     delivers="consensus",
-    catch_up="latest",
+    memory="aggregate",
     upload_size=full_vector,
     resolve=_resolve,
     client_init=_start,
@@ -93,6 +107,7 @@ FEDAVG = Algorithm(
     server_round=_mean,
     carried=momentum,
     scale=stated_range,
+    reach=_reach,
     divisor=lambda _config: None,
     releases=_releases,
 )
@@ -120,5 +135,6 @@ FWC = FEDAVG._replace(
     client_round=_alone,
     client_finish=lambda _local, client: client.state,
     carried=nothing_carried,
+    reach=within_range,
     releases=_nothing_learned,
 )

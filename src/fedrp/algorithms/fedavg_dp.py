@@ -9,19 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Upload, Vector, stacked
+from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Reach, Upload, Vector, stacked
 from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
 from fedrp.algorithms.private import (
     PRIVACY_SETTINGS,
     averaged,
     expected_number,
     extra_numbers,
+    noised_reach,
     noised_scale,
     privatised,
     releases,
     resolve_privacy,
 )
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settled
 from fedrp.training import PLAIN
 
 
@@ -59,6 +60,13 @@ def _running_sum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
     return total
 
 
+def _reach(config: RunConfig, round_: int, size: int) -> Reach:
+    """The running sum: every round adds at most what one round can, momentum carries it on."""
+    number, norm = noised_reach(config, round_, size)
+    times = round_ / (1 - settled(config.server_momentum))
+    return Reach(times * number, times * norm)
+
+
 FEDAVG_DP: Algorithm = FEDAVG._replace(
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
     settings=(FEDAVG.settings | PRIVACY_SETTINGS) - {"weighting", "secure_range"},  # equal weights, known range
@@ -70,6 +78,7 @@ FEDAVG_DP: Algorithm = FEDAVG._replace(
     server_round=averaged,
     carried=_running_sum,
     scale=noised_scale,
+    reach=_reach,
     divisor=expected_number,
     releases=releases,
 )

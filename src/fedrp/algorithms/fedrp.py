@@ -23,6 +23,7 @@ from fedrp.algorithms.base import (
     Vector,
     nothing_carried,
     stacked,
+    within_range,
 )
 from fedrp.algorithms.bounded import kept_in_bounds, projected_releases
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
@@ -133,6 +134,8 @@ FEDRP: Algorithm = FEDAVG._replace(
     client_round=_round,
     client_finish=_finish,
     carried=nothing_carried,
+    memory="own",  # the model and the dual variable
+    reach=within_range,
     releases=_releases,
     certify=_certify,
 )

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from fedrp.algorithms.base import Local, Participant, Precise, Vector
+from fedrp.algorithms.base import Local, Participant, Precise, Reach, Vector
 from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
@@ -38,6 +38,9 @@ _LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
 _NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
 _GRID_BITS = 12  # a client's noise is at least 2^12 steps wide: coarse for doubles, exact in float32
 _CHUNK = 1 << 20
+_FAR = 10.0  # deviations
+_SMALL_COHORT = 64
+_TOO_OFTEN = 1e-6
 
 SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
@@ -113,6 +116,33 @@ def noised_scale(config: RunConfig, previous: Vector | None, call: Call) -> Scal
     return Scale(bound, _step(config, clip)) if config.noise_multiplier else finest(bound, call)
 
 
+def noised_reach(config: RunConfig, round_: int, size: int) -> Reach:
+    """What the averaged update of a round can be, from the clip, the noise and the largest cohort.
+
+    A Gaussian vector of d numbers is longer than (sqrt(d) + 10) deviations with probability below e^-50.
+    """
+    cohort = config.clients if config.sampling == "poisson" else config.expected_participants
+    clip = settled(config.clip)
+    if config.clip_quantile is not None:
+        clip *= math.exp(_CLIP_RATE * config.clip_quantile * round_)
+    # Small cohorts add the most noise, because each client makes up for those who may be missing.
+    counts = (*range(1, min(cohort, _SMALL_COHORT) + 1), cohort)
+    deviation = max(_shares(config, count)[0] * math.sqrt(count) for count in counts)
+    number = clip * (cohort + _TAIL * deviation) / config.expected_participants
+    norm = clip * (cohort + deviation * (math.sqrt(size) + _FAR)) / config.expected_participants
+    votes = extra_numbers(config) * clip  # the last number is the next C itself
+    return Reach(max(number, votes), norm + votes)
+
+
+def most_rounds(config: RunConfig) -> int:
+    """In how many rounds a client takes part at most: beyond this it refuses, whoever draws the coins.
+
+    Honest coins ask for more with a probability of one in a million.
+    """
+    rate = _rate(config)
+    return config.rounds if rate >= 1 else int(binom.isf(_TOO_OFTEN, config.rounds, rate))
+
+
 def _largest(config: RunConfig, participants: int) -> float:
     """The largest number of a noised upload, in units of C."""
     return 1 + _TAIL * max(_shares(config, participants))
@@ -148,7 +178,7 @@ def privatised(local: Local, client: Participant, update: Vector) -> Vector | Pr
     update.
     """
     config = local.config
-    clip = current_clip(config, client.history[-1].aggregate)
+    clip = current_clip(config, client.previous)
     share, *vote_share = (clip * share for share in _shares(config, local.participants))
     step = _step(config, clip) if share else None  # without noise there is nothing to hide
     sent = _noised(clip_to_norm(update, clip), share, step, client.noise)

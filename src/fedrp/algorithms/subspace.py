@@ -25,11 +25,13 @@ from fedrp.algorithms.base import (
     ClientState,
     Local,
     Participant,
+    Reach,
     Upload,
     Vector,
     nothing_carried,
     stacked,
     stated_range,
+    within_range,
 )
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.algorithms.fedrp import resolve_projection
@@ -38,6 +40,7 @@ from fedrp.algorithms.private import (
     averaged,
     expected_number,
     extra_numbers,
+    noised_reach,
     noised_scale,
     privatised,
     releases,
@@ -184,6 +187,10 @@ def _scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
     return (noised_scale if config.private else stated_range)(config, previous, call)
 
 
+def _reach(config: RunConfig, round_: int, size: int) -> Reach:
+    return (noised_reach if config.private else within_range)(config, round_, size)
+
+
 def _releases(config: RunConfig) -> list[Release]:
     if config.private:
         return releases(config)
@@ -203,7 +210,8 @@ SUBSPACE: Algorithm = FEDAVG._replace(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     secret=True,
     settings=FEDAVG.settings | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
-    catch_up="all",
+    memory="history",
+    reach=_reach,
     upload_size=lambda config, _parameters: config.dim + (extra_numbers(config) if config.private else 0),
     resolve=_resolve,
     client_init=_start,

@@ -147,7 +147,7 @@ def _model(view: View, keys: Keys, round_: int) -> Vector:
     history = [Step(keys.get(past), aggregates.get(past)) for past in range(round_)]
     size = layout_of(built(public.model)).size
     local = Local(public.config, None, 0, _project(view, size), _no_training)
-    start = Participant(algorithm.client_init(public.config, initial), history, SecretKey(bytes(KEY_BYTES)))
+    start = Participant(algorithm.client_init(public.config, initial), history, SecretKey(bytes(KEY_BYTES)), None)
     return algorithm.client_finish(local, start).model
 
 

@@ -6,6 +6,7 @@ Whatever goes wrong, the server is told a bare code; the site's own log has the 
 """
 
 import contextlib
+import dataclasses
 import time
 import traceback
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.ledger import statements
 from fedrp.rehearsal import rehearse
 from fedrp.roster import Roster, load_identity
-from fedrp.sealing import Entropy, SystemEntropy
-from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond
+from fedrp.sealing import Entropy, Identity, SiteEntropy
+from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond, weight_of
 from fedrp.simulate import resolved
 from fedrp.sitefolder import SiteFolder
 from fedrp.status import append_line
@@ -40,10 +41,13 @@ from fedrp.wire import Kind
 
 def client_app(load: Load) -> ClientApp:
     """A ClientApp for the task that `load` gives at each site. Its secrets come from the operating system."""
-    return make_client_app(load, lambda _: SystemEntropy())
+    return make_client_app(load, lambda _, identity: SiteEntropy(identity))
 
 
-def make_client_app(load: Load, entropy: Callable[[ClientContext], Entropy]) -> ClientApp:
+Source = Callable[[ClientContext, Identity], Entropy]
+
+
+def make_client_app(load: Load, entropy: Source) -> ClientApp:
     """A ClientApp with a given source of secrets.
 
     For tests that compare with the simulator, whose secrets derive from a public seed. Nothing in a run config or node
@@ -75,22 +79,24 @@ class _Desk:
     folder: SiteFolder
 
 
-def _reply(question: Message, context: Context, load: Load, entropy: Callable[[ClientContext], Entropy]) -> bytes:
+def _reply(question: Message, context: Context, load: Load, entropy: Source) -> bytes:
     packet, (run, round_) = packet_of(question), place_of(question)
     desk = _desk(run, context, load, entropy)
-    greeting = hello(desk.bench, desk.context.index, desk.site)
     kind = question.metadata.message_type
     with desk.folder.lock():
         if kind == HELLO:
             _rehearse(desk)
-        desk.folder.settle(desk.bench.config, wire.decode(greeting)[0].weight)
+        desk.folder.settle(desk.bench.config, weight_of(desk.bench, desk.site))
         _state_privacy(desk)
+        if desk.bench.config.secure_aggregation:
+            mask_key = desk.folder.mask_key(desk.site.entropy.secret("mask"))
+            desk = dataclasses.replace(desk, site=dataclasses.replace(desk.site, mask_key=mask_key))
         if kind == HELLO:
-            return greeting
+            return hello(desk.bench, desk.context.index, desk.site)
         return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
 
 
-def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientContext], Entropy]) -> _Desk:
+def _desk(run: bytes, context: Context, load: Load, entropy: Source) -> _Desk:
     """All that the client needs to work on a message of a run."""
     node = context.node_config
     if "agreed" in node:
@@ -104,7 +110,7 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Callable[[ClientCon
     bench = make_workbench(config, run, roster, task.model, task.loss, device, Speed().projection_memory * 2**20)
     folder = SiteFolder.open(_path(node, "state"), run)
     data = examples(task.train, "the site's training set")
-    return _Desk(about, task, bench, Site(identity, entropy(about), data), folder)
+    return _Desk(about, task, bench, Site(identity, entropy(about, identity), data), folder)
 
 
 def _path(node: Values, name: str) -> Path:
@@ -149,6 +155,7 @@ def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
         desk.folder.save(silo)
     model = finished(desk.bench, silo, desk.site, packet).model
     path = desk.folder.deliver(desk.bench.trainer.state(model))
+    desk.folder.erase_mask_key()
     _note(desk, "finish", packet, b"", {"finished": True, "model": str(path), **_score(desk, model)})
     return b""
 

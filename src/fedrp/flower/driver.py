@@ -16,10 +16,11 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedrp import coordinator, wire
-from fedrp.coordinator import Coordinator, Packets
+from fedrp.coordinator import Coordinator, Packets, Reply
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.flower.envelope import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
+from fedrp.limits import DIGEST_BYTES
 from fedrp.secure_sum import needed as quorum_of
 from fedrp.serverfolder import ServerFolder
 from fedrp.wire import Kind
@@ -237,11 +238,12 @@ def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinato
 def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
     """The server with the clients that have said hello since. The most frequent roster is the run's."""
     hellos, carrier.newcomers = carrier.newcomers, {}
-    digests = {client: wire.decode(packet)[0].payload.tobytes() for client, packet in hellos.items()}
-    counts = Counter(digests.values())
-    for client in sorted(hellos, key=lambda c: -counts[digests[c]]):
+    read = coordinator.read(server, hellos)
+    rosters = {c: [m.payload.tobytes()[:DIGEST_BYTES] for m in reply.messages] for c, reply in read.items()}
+    counts = Counter(digest for digests in rosters.values() for digest in digests)
+    for client in sorted(hellos, key=lambda c: -sum(counts[digest] for digest in rosters[c])):
         try:
-            server = coordinator.welcome(server, {client: hellos[client]})
+            server = coordinator.welcome(server, {client: read[client]})
         except (WireError, ProtocolError) as error:
             carrier.dismiss(client, error)
     return server
@@ -249,7 +251,7 @@ def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
 
 def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordinator:
     began, up, down = time.monotonic(), carrier.bytes_up, carrier.bytes_down
-    replies: Packets = {}
+    replies: dict[int, Reply] = {}
     for attempt in range(1, carrier.pacing.attempts + 1):
         server = _welcomed(server, carrier)
         opened, packets = coordinator.open_round(server, _coins(server))
@@ -260,13 +262,13 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
         asked = {client: packet for client, packet in packets.items() if client in waiting}
         needed = len(packets) - len(server.left_out) if server.left_out else quorum_of(server.config, len(packets))
         answers = carrier.exchange(ROUND, server.round + 1, asked, needed - len(packets) + len(asked))
-        replies |= answers.replies
+        replies |= coordinator.read(server, answers.replies)
         try:
             server, requests = coordinator.recover(server, replies)
             if requests:  # clients help to leave out one set of the others only: it must not be forgotten
                 folder.save(server)
             corrections = carrier.exchange(ROUND, server.round + 1, requests, len(requests)).replies
-            server, report = coordinator.close_round(server, replies, corrections)
+            server, report = coordinator.close_round(server, replies, coordinator.read(server, corrections))
             break
         except QuorumError as error:
             folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": str(error)})
@@ -282,8 +284,11 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
             server = _assembled(server, carrier, needed)
     folder.save(server)
     server = _keys(server, carrier, folder)
+    if report.void:
+        carrier.say(f"round {server.round} was given up: {report.void}")
     line = {
         "round": server.round,
+        "void": report.void,
         "participants": list(report.participants),
         "refused": {**answers.refused, **report.refused},
         "absent": sorted(answers.absent),
@@ -317,7 +322,7 @@ def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordi
         if set(packets) <= carrier.present():
             answers = carrier.exchange(ROUND, server.round, packets, 1)
             try:
-                server = coordinator.take_keys(server, answers.replies)
+                server = coordinator.take_keys(server, coordinator.read(server, answers.replies))
             except (WireError, ProtocolError) as error:
                 carrier.say(f"the key of round {server.round + 1} was refused: {error}")
                 continue
