@@ -102,13 +102,13 @@ def welcome(server: Coordinator, hellos: Packets) -> Coordinator:
 
 
 def take_keys(server: Coordinator, replies: Packets) -> Coordinator:
-    """The server with the envelopes that dealers sent, up to the next round's. A key that was dealt is not replaced."""
+    """The server with the envelopes that dealers sent for rounds to come. A key that was dealt is not replaced."""
     dealt = dict(server.dealt)
     for client, packet in replies.items():
         for message in wire.messages_of(_checked(server, packet, client), Kind.DEAL):
             size = ENVELOPE_BYTES[server.config.sealing]
             envelopes = split(message.payload.tobytes(), size, server.config.clients, "envelopes")
-            if message.round <= server.round + 1:
+            if message.round in _to_be_dealt(server):
                 dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
 
@@ -318,13 +318,17 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     At first these are those of the set-up and of round 1, later those whose dealer dropped out. Count `attempt` up from
     0 until nothing is asked: each time it is the turn of the next client in the roster.
     """
-    rounds = {0, 1} if server.round == 0 else {server.round + 1}
-    lacking = sorted(r for r in rounds if r <= server.config.rounds and r not in server.dealt)
+    lacking = [r for r in _to_be_dealt(server) if r <= server.config.rounds and r not in server.dealt]
     if not server.algorithm.secret or not lacking:
         return {}
     first = 0 if server.round == 0 else server.round + 1
     requests = [_message(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
     return {(first + attempt) % server.config.clients: wire.encode(requests)}
+
+
+def _to_be_dealt(server: Coordinator) -> range:
+    """The rounds whose keys can still come: the next one, at first also the set-up. Those of completed ones stand."""
+    return range(server.round + 1 if server.round else 0, server.round + 2)
 
 
 def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
