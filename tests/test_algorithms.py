@@ -420,7 +420,7 @@ def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> 
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:
-    config = tiny_config("fedavg-dp", noise_multiplier=None, dp_epsilon=3.0, dp_delta=1e-3)
+    config = tiny_config("fedavg-dp", noise_multiplier=None, dp_epsilon=3.0, dp_delta=1e-3, dp_noise="local")
     result = simulate(config, task).as_json()
     assert 2.5 < result["epsilon"] <= 3.0
     assert result["delta"] == 1e-3

@@ -148,7 +148,7 @@ def _coarsest_step(config: RunConfig) -> float:
     if config.clip_quantile is None:
         clip = settled(config.clip)
         return _step(config, clip) / clip
-    return max(min(_shares(config, config.clients)) / 2**_GRID_BITS, 2 * _finest_step(config))
+    return max(math.ldexp(min(_shares(config, config.clients)), -_GRID_BITS), 2 * _finest_step(config))
 
 
 def _finest_step(config: RunConfig) -> float:
