@@ -435,7 +435,7 @@ def test_compare_says_for_each_algorithm_against_whom_which_epsilon_holds(ask: A
     answer = ask("compare", *small, "--algorithms=fedavg-dp,fedrp-subspace", *noise, "--out=both")
     assert answer.code == 0, answer.err
     for name in ("fedavg-dp", "fedrp-subspace"):
-        (row,) = [line for line in answer.out.splitlines() if line.startswith(f"{name} ")]
+        (row,) = [line for line in answer.out.splitlines() if line.strip().startswith(f"{name} ")]
         assert row.split()[-2] == "none"
         below = answer.out[answer.out.index(f"\n{name}\n") :].splitlines()[2:7]
         whom = [f"against {adversary.value}" for adversary in Adversary if adversary.real]
