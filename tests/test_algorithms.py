@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,20 +15,22 @@ from fedrp import RunConfig, Task, coordinator, simulate
 from fedrp.aggregate import weighted_mean, weighted_sum
 from fedrp.algorithms import ALGORITHMS, for_each, require_used
 from fedrp.algorithms.base import Local, Participant, Step, Upload
-from fedrp.algorithms.private import averaged, privatised
-from fedrp.errors import ConfigError, DivergenceError
+from fedrp.algorithms.private import averaged, current_clip, privatised
+from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.host import Hosts
 from fedrp.models import public_initial
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
+from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
 from fedrp.projection import make_projection
 from fedrp.rng import RunSeed
 from fedrp.secret import SecretKey
 from fedrp.secure_sum import Call
 from fedrp.simulate import resolved
 from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer
-from helpers import NOISY, TinyNet, blobs, tiny_config, tiny_task
+from fedrp.wire import SERVER, Kind, Message, encode
+from helpers import NOISY, Federation, TinyNet, blobs, tiny_config, tiny_task
 
 PARAMETERS = 83
 KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]
@@ -422,7 +425,7 @@ def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> 
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:
-    config = tiny_config("fedavg-dp", noise_multiplier=None, dp_epsilon=3.0, dp_delta=1e-3)
+    config = tiny_config("fedavg-dp", noise_multiplier=None, dp_epsilon=3.0, dp_delta=1e-3, dp_noise="local")
     result = simulate(config, task).as_json()
     assert 2.5 < result["epsilon"] <= 3.0
     assert result["delta"] == 1e-3
@@ -511,6 +514,67 @@ def test_no_sum_of_masked_noise_overflows(clients: int, change: dict[str, object
     assert clients * (bound / step + 0.5) < 2**31
     share = config.clip * config.noise_multiplier / math.sqrt(clients)
     assert step < share / 100
+
+
+def crowd(clients: int, clip: float, **changes: object) -> RunConfig:
+    config = tiny_config("fedavg-dp", clients=clients, clip=clip, noise_multiplier=1.0, rounds=30, **changes)
+    return resolved(dataclasses.replace(config, secure_aggregation=True), PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("clients", "clip", "change"), [(500_000, 1.0, {}), (400_000, 0.3, {}), (15_000, 1.0, {"clip_quantile": 0.5})]
+)
+def test_what_rounding_costs_is_stated_for_the_worst_clip_that_may_come(
+    clients: int, clip: float, change: dict[str, object]
+) -> None:
+    """The step is a power of two: just above one, C has up to twice as coarse a grid as it needs."""
+    config = crowd(clients, clip, **change)
+    told = statements(ALGORITHMS["fedavg-dp"].releases(config), 1e-5)[0]
+    (stated,) = [
+        float(found[1]) for text in told.assumptions if (found := re.search(r"less than (\S+) to delta", text))
+    ]
+    call = Call(tuple(range(clients)), (1,) * clients)
+    multiplier = update_noise_multiplier(1.0, clients / 20) if change else 1.0
+    share = multiplier / math.sqrt(clients - 1)
+    for clip_of_a_round in np.linspace(0.25, 1.0, 200, dtype=np.float32) if change else [clip]:
+        aggregate = np.full(1, clip_of_a_round, np.float32)
+        step = ALGORITHMS["fedavg-dp"].scale(config, aggregate, call).step
+        assert rounding_delta(clip_of_a_round * share, step, clients, 10**6, 30, 10.0) <= stated
+
+
+@pytest.mark.parametrize(("clients", "clip", "change"), [(500_000, 0.3, {}), (18_000, 1.0, {"clip_quantile": 0.5})])
+def test_a_crowd_whose_grid_is_too_coarse_for_its_clip_is_refused(
+    clients: int, clip: float, change: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=r"noise_multiplier=1 is too small to be rounded before masking: use more"):
+        crowd(clients, clip, **change)
+
+
+@pytest.mark.parametrize("clip", [0.0, -0.0, -0.3])
+@pytest.mark.parametrize("name", ["fedavg-dp", "fedrp-subspace"])
+def test_a_server_that_names_a_clip_that_is_none_gets_no_upload(name: str, clip: float) -> None:
+    """With C = 0 there would be neither an update nor noise, and with a negative one no bound."""
+    config = tiny_config(name, clients=12, noise_multiplier=0.5, clip=1.0, clip_quantile=0.5)
+    run = Federation(config)
+    run.round()
+    aggregate = run.server.aggregates[1].copy()
+    aggregate[-1] = clip
+    run.server = dataclasses.replace(run.server, aggregates={1: aggregate})
+    packets = run.open()
+    with pytest.raises(ProtocolError, match=rf"the aggregate names a clip of {clip:g}: expected a positive, finite"):
+        run.answer(3, packets[3])
+    assert run.silos[3].round == 1
+
+
+@pytest.mark.parametrize("clip", [math.inf, -math.inf, math.nan])
+def test_a_clip_that_is_not_finite_is_refused(clip: float) -> None:
+    """The wire refuses it too, whatever the algorithm."""
+    config = resolved(tiny_config("fedavg-dp", clients=12, clip_quantile=0.5), PARAMETERS)
+    with pytest.raises(ProtocolError, match=rf"names a clip of {clip:g}"):
+        current_clip(config, np.full(3, clip, np.float32))
+    message = Message(Kind.AGGREGATE, bytes(16), 1, SERVER, np.full(3, clip, np.float32))
+    with pytest.raises(WireError, match="not finite"):
+        encode([message])
 
 
 def test_a_sum_of_multiples_does_not_tell_how_they_were_shared_out() -> None:

@@ -192,7 +192,7 @@ def test_one_client_alone_is_what_the_theorem_is_about() -> None:
     for part in ("the sensitivity is 0.5", "enforced by the code on every release", "round keys"):
         assert part in text
     assert Adversary.ONE_VECTOR not in ledger_of(config)
-    assert headline(tuple(ledger_of(config).values())) == statement
+    assert headline(tuple(ledger_of(config).values())) is None  # there are others, who know the matrix
 
 
 def test_rounds_are_composed() -> None:

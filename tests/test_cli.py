@@ -18,6 +18,7 @@ from fedrp.algorithms.private import DEFAULT_EPSILON
 from fedrp.cli import main
 from fedrp.cli.common import Command
 from fedrp.data import DATASETS
+from fedrp.privacy.events import Adversary
 from fedrp.projection import FAMILIES
 from helpers import command, environment, files_up_to
 
@@ -25,7 +26,7 @@ KEYS = re.findall(
     r"\w+",
     """algorithm dataset model clients rounds local_epochs parameters dim projection seed accuracy accuracy_client_mean
     accuracy_client_min accuracy_client_max accuracy_average bytes_up bytes_down seconds seconds_per_round
-    images_per_second peak_rss_mb history epsilon delta""",
+    images_per_second peak_rss_mb history epsilon delta privacy warnings""",
 )
 OPTIONS = re.findall(
     r"[\w-]+",
@@ -237,7 +238,8 @@ def test_json_is_one_object_on_stdout_with_all_keys(name: str, ask: Ask, small: 
     assert result["projection"] in (FAMILIES if ALGORITHMS[name].secret else (None,))
     assert all(result[key] > 0 for key in ("seconds", "seconds_per_round", "images_per_second", "peak_rss_mb"))
     assert (result["bytes_up"] > 0) == ALGORITHMS[name].exchanges
-    assert (result["epsilon"] is not None) == (name == "fedavg-dp")
+    assert result["epsilon"] is None  # there is always someone against whom nothing is guaranteed
+    assert any(item["epsilon"] is not None for item in result["privacy"]) == (name in ("fedavg-dp", "fwc"))
     assert [line.split(":")[0] for line in answer.err.splitlines()] == [f"{name} round {i}/2" for i in (1, 2)]
 
 
@@ -425,6 +427,21 @@ def test_compare_writes_a_table_and_a_plot(ask: Ask, small: list[object]) -> Non
     assert "plot: both/accuracy.png" in answer.out
     for name in ("fedavg", "fwc"):
         assert (Path("both") / name / "result.json").is_file()
+
+
+def test_compare_says_for_each_algorithm_against_whom_which_epsilon_holds(ask: Ask, small: list[object]) -> None:
+    """The table quotes the worst one: not the epsilon that holds against those who see least."""
+    noise = ["--noise-multiplier=1", "--dp-delta=0.4"]
+    answer = ask("compare", *small, "--algorithms=fedavg-dp,fedrp-subspace", *noise, "--out=both")
+    assert answer.code == 0, answer.err
+    for name in ("fedavg-dp", "fedrp-subspace"):
+        (row,) = [line for line in answer.out.splitlines() if line.strip().startswith(f"{name} ")]
+        assert row.split()[-2] == "none"
+        below = answer.out[answer.out.index(f"\n{name}\n") :].splitlines()[2:7]
+        whom = [f"against {adversary.value}" for adversary in Adversary if adversary.real]
+        assert [line.split(":")[0].strip() for line in below] == [*whom, "warning"]
+        assert ["no guarantee" in line for line in below] == [True, True, False, False, False]
+        assert ["epsilon" in line for line in below] == [False, False, True, True, False]
 
 
 def test_a_plot_that_does_not_fit_on_the_disk_is_one_line(ask: Ask, small: list[object]) -> None:

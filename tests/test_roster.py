@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrp import sealing
 from fedrp.cli import main
 from fedrp.errors import ConfigError
 from fedrp.roster import Member, Roster, entry_of, load_identity, merged, new_identity, write_roster
-from fedrp.sealing import Identity
+from fedrp.sealing import Identity, proves
 from fedrp.secret import SecretKey
 from helpers import command, environment
 
@@ -107,7 +108,8 @@ def test_two_silos_with_the_same_name_or_key_are_refused(field: str) -> None:
         twin = SECOND._replace(name=FIRST.name)
     else:
         twin = SECOND._replace(keys=SECOND.keys._replace(**{field: getattr(FIRST.keys, field)}))
-    with pytest.raises(ConfigError, match=f"silos 'north' and '{twin.name}' have the same {field}"):
+    what = "name" if field == "name" else "key"
+    with pytest.raises(ConfigError, match=f"silos 'north' and '{twin.name}' have the same {what}: each needs its own"):
         Roster((FIRST, twin))
 
 
@@ -124,6 +126,127 @@ def test_a_bad_name_is_refused(name: str) -> None:
 def test_a_key_that_cannot_be_used_is_refused(field: str, key: bytes) -> None:
     with pytest.raises(ConfigError, match="silo 'north'"):
         Roster((Member("north", FIRST.keys._replace(**{field: key})),))
+
+
+# --- odd keys, and whose they are ------------------------------------------------------------------------------------
+
+FIELD = 2**255 - 19
+KNOWN_ORDER_8 = bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")
+SMALL_ORDER = {"order 1": 1, "order 2": FIELD - 1, "order 4": 0, "order 8": int.from_bytes(KNOWN_ORDER_8, "little")}
+
+
+def refused(member: Member, *others: Member) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Roster((member, *others))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def altered(member: Member, field: str, key: bytes) -> Member:
+    return member._replace(keys=member.keys._replace(**{field: key}))
+
+
+@pytest.mark.parametrize("field", ["x25519", "hybrid"])
+def test_one_point_in_two_encodings_is_not_two_keys(field: str) -> None:
+    """X25519 ignores the top bit: without it two silos would have one key, and a roster would not notice."""
+    key = bytearray(getattr(FIRST.keys, field))
+    key[-1] ^= 0x80
+    told = refused(altered(SECOND, field, bytes(key)), FIRST)
+    assert told == "silo 'south': a public key is not in its canonical form: a coordinate is 2^255 - 19 or more"
+
+
+@pytest.mark.parametrize("excess", [0, 1, 18])
+@pytest.mark.parametrize("field", ["x25519", "ed25519"])
+def test_a_coordinate_beyond_the_field_is_refused(field: str, excess: int) -> None:
+    assert "not in its canonical form" in refused(altered(FIRST, field, (FIELD + excess).to_bytes(32, "little")))
+
+
+@pytest.mark.parametrize("sign", [0, 1 << 255])
+@pytest.mark.parametrize("order", SMALL_ORDER)
+def test_a_signing_key_of_small_order_is_refused(order: str, sign: int) -> None:
+    """Under 01 00..00 a signature that anyone can write down verifies for every message, for any of its owners."""
+    key = (SMALL_ORDER[order] + sign).to_bytes(32, "little")
+    assert refused(altered(FIRST, "ed25519", key)).startswith("silo 'north': a public key is not a usable point")
+
+
+def test_an_ml_kem_key_in_a_second_encoding_is_refused() -> None:
+    key = b"\xff" * 3 + FIRST.keys.hybrid[3:]  # a coefficient of 4,095, where 3,328 is the largest
+    assert "no ML-KEM key" in refused(altered(FIRST, "hybrid", key))
+
+
+def test_a_part_of_anothers_hybrid_key_is_refused() -> None:
+    mixed = FIRST.keys.hybrid[:1184] + SECOND.keys.hybrid[1184:]
+    assert "silos 'north' and 'south' have the same key" in refused(FIRST, altered(SECOND, "hybrid", mixed))
+    own = altered(SECOND, "hybrid", SECOND.keys.hybrid[:1184] + SECOND.keys.x25519)
+    assert "silos 'south' and 'south' have the same key" in refused(FIRST, own)
+
+
+def load(tmp_path: Path, *members: Member) -> Roster:
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.toml"
+    path.write_text(Roster(members).to_toml())
+    return Roster.load(path)
+
+
+def test_each_key_of_an_entry_is_proved(tmp_path: Path) -> None:
+    """Mallory, as "south", enters a key of the silo "north" as her own, and signs with all that she has."""
+    mallory = Identity(SecretKey(b"m" * 32), "south")
+    honest = Member.of(mallory)
+    assert load(tmp_path, honest).members == (honest,)
+    x25519_of_north = mallory.public.hybrid[:1184] + FIRST.keys.hybrid[1184:]
+    for field, key in [
+        ("x25519", FIRST.keys.x25519),
+        ("ed25519", FIRST.keys.ed25519),
+        ("hybrid", x25519_of_north),
+        ("x25519", FIRST.keys.hybrid[1184:]),
+    ]:
+        foreign = altered(honest, field, key)
+        foreign = foreign._replace(proof=mallory.prove(foreign.digest))
+        with pytest.raises(ConfigError, match=r"silo 'south' does not prove that it holds the keys of its entry: get"):
+            load(tmp_path, foreign)
+
+
+def test_a_proof_is_bound_to_the_name_and_to_all_keys(tmp_path: Path) -> None:
+    other = Identity(SecretKey(bytes(32)), "north").public
+    changed = [FIRST._replace(name="nord"), *(altered(FIRST, field, key) for field, key in other._asdict().items())]
+    for member in [*changed, FIRST._replace(proof=FIRST.proof[:-1]), FIRST._replace(proof=b"")]:
+        with pytest.raises(ConfigError, match="does not prove that it holds the keys"):
+            load(tmp_path, member)
+
+
+@pytest.mark.parametrize("position", [0, 40, 64, 100, 128, 191])
+def test_a_proof_with_one_changed_bit_is_none(position: int, tmp_path: Path) -> None:
+    proof = bytearray(FIRST.proof)
+    proof[position] ^= 1
+    with pytest.raises(ConfigError, match="silo 'north' does not prove"):
+        load(tmp_path, FIRST._replace(proof=bytes(proof)))
+
+
+def test_a_signature_for_a_round_key_is_no_proof(tmp_path: Path) -> None:
+    identity = IDENTITIES[0]
+    signed = identity.sign(FIRST.digest)
+    with pytest.raises(ConfigError, match="silo 'north' does not prove"):
+        load(tmp_path, FIRST._replace(proof=signed + FIRST.proof[64:]))
+
+
+def test_a_roster_of_an_earlier_version_is_one_line_that_says_what_to_do(file: Path) -> None:
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if not line.startswith("proof")))
+    with pytest.raises(
+        ConfigError, match=r"silo 'north' does not prove.*earlier versions.*'fedrp keys show'"
+    ) as caught:
+        Roster.load(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_twin_signs_for_its_x25519_key() -> None:
+    """Both signs of x occur among few identities: either twin must be found."""
+    signs = set()
+    for number in range(16):
+        member = Member.of(Identity(SecretKey(bytes([number]) * 32), "north"))
+        assert proves(member.keys, member.digest, member.proof)
+        either = sealing._twins_of(member.keys.x25519)
+        data = sealing._PROOF_LABEL + member.digest
+        signs |= {place for place, key in enumerate(either) if sealing._signed(key, member.proof[64:128], data)}
+    assert signs == {0, 1}
 
 
 def test_unknown_names_and_foreign_keys_are_refused() -> None:

@@ -484,8 +484,6 @@ def test_a_run_with_other_data_or_another_model_is_not_resumed(what: str, task: 
     with pytest.raises(ConfigError, match=f"{tmp_path} was started with {told}: "):
         simulate(tiny_config("fedavg"), change(task), out=tmp_path, resume=True)
     assert {path: path.read_bytes() for path in files(tmp_path)} == before
-    (tmp_path / "task.json").unlink()  # a folder of an earlier version
-    assert outcome(simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True))
 
 
 def test_without_a_folder_no_example_is_hashed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +517,14 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(task: Task, tmp_path
         simulate(tiny_config("fedavg"), task, out=tmp_path / "file" / "run")
 
 
-DAMAGED = ["server.safetensors", "clients-0000.safetensors", "metrics.jsonl", "config.json", "task.json"]
+DAMAGED = [
+    "head.safetensors",
+    "000003.safetensors",
+    "clients-0000.safetensors",
+    "metrics.jsonl",
+    "config.json",
+    "task.json",
+]
 
 
 @pytest.mark.parametrize("keep", [0, 20, -20])
@@ -560,7 +565,7 @@ def stop_after(last: int) -> Callable[[RoundRecord], None]:
     return stop
 
 
-CHECKED = ["server.safetensors", "clients-0000.safetensors", "clients-0001.safetensors", "metrics.jsonl", "sums.json"]
+CHECKED = ["head.safetensors", "clients-0000.safetensors", "clients-0001.safetensors", "metrics.jsonl", "sums.json"]
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -585,12 +590,13 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(name: str, task: Task, t
 
     def keep(record: RoundRecord) -> None:
         if record.round == 1:
-            shutil.copytree(out / "checkpoint", tmp_path / "kept")
+            shutil.copytree(out, tmp_path / "kept")
         stop_after(2)(record)
 
     with pytest.raises(KeyboardInterrupt):
         simulate(config, task, out=out, on_round=keep)
-    shutil.copytree(tmp_path / "kept", out / "checkpoint", dirs_exist_ok=True)
+    for part in ("checkpoint", "rounds"):
+        shutil.copytree(tmp_path / "kept" / part, out / part, dirs_exist_ok=True)
     flip(out / name if name == "metrics.jsonl" else out / "checkpoint" / "round-000002" / name, -30)
     rounds: list[int] = []
     resumed = simulate(config, task, out=out, resume=True, on_round=lambda record: rounds.append(record.round))
@@ -599,13 +605,15 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(name: str, task: Task, t
     assert [path.name for path in (out / "checkpoint").iterdir()] == ["round-000003"]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_taken_up(task: Task, tmp_path: Path) -> None:
-    config = tiny_config("fedrp")
+def test_a_checkpoint_of_an_earlier_version_is_one_clear_error(task: Task, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        simulate(config, task, out=tmp_path, on_round=stop_after(2))
-    next(tmp_path.rglob("sums.json")).unlink()
-    (tmp_path / "task.json").unlink()
-    assert outcome(simulate(config, task, out=tmp_path, resume=True)) == outcome(simulate(config, task))
+        simulate(tiny_config("fedrp"), task, out=tmp_path, on_round=stop_after(2))
+    (head,) = tmp_path.rglob("head.safetensors")
+    head.rename(head.with_name("server.safetensors"))
+    sums = head.with_name("sums.json")
+    sums.write_text(sums.read_text().replace("head.safetensors", "server.safetensors"))
+    with pytest.raises(DataError, match=rf"is of another version of fedrp.*: remove {tmp_path} and start again$"):
+        simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.secret])

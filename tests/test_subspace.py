@@ -1,6 +1,7 @@
 """FedRP-Subspace: its equations step by step, exact consensus, and defaults that never diverge."""
 
 import dataclasses
+import hmac
 
 import numpy as np
 import pytest
@@ -194,6 +195,15 @@ def test_a_fingerprint_tells_models_and_keys_apart(family: str) -> None:
     assert mark == fingerprint(family, key, model.copy())
     assert mark != fingerprint(family, other, model)
     assert mark != fingerprint(family, key, model + np.float32(0.1))
+
+
+def test_the_mark_of_a_model_is_never_a_part_of_a_derived_key() -> None:
+    """HKDF is HMAC inside: with one key for both, a model whose bytes are a label would tell the label's key."""
+    secret = SecretKey(bytes(32)).derive("fingerprint")
+    model = np.frombuffer(b"fedrp/shift\x01", np.float32)
+    derived = secret.derive("shift").reveal()
+    assert derived == hmac.digest(secret.reveal(), model.tobytes(), "sha256")
+    assert fingerprint("sign", SecretKey(bytes(32)), model) != derived[:16]
 
 
 @pytest.mark.parametrize("partition", ["shards:2", "dirichlet:0.1"])

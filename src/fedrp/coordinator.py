@@ -164,13 +164,13 @@ def welcome(server: Coordinator, hellos: Replies) -> Coordinator:
 
 
 def take_keys(server: Coordinator, replies: Replies) -> Coordinator:
-    """The server with the envelopes that dealers sent, up to the next round's. A key that was dealt is not replaced."""
+    """The server with the envelopes that dealers sent for rounds to come. A key that was dealt is not replaced."""
     dealt = dict(server.dealt)
     for client, reply in replies.items():
         for message in wire.messages_of(reply.messages, Kind.DEAL):
             size = ENVELOPE_BYTES[server.config.sealing]
             envelopes = split(message.payload.tobytes(), size, server.config.clients, "envelopes")
-            if message.round <= server.round + 1 and client not in _distrusted(server):
+            if message.round in _to_be_dealt(server) and client not in _distrusted(server):
                 dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
 
@@ -449,8 +449,7 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     At first these are those of the set-up and of round 1, later those whose dealer dropped out. Count `attempt` up from
     0 until nothing is asked: each time it is the turn of the next client in the roster.
     """
-    rounds = {server.round + 1} if server.aggregates else {0, server.round + 1}
-    lacking = sorted(r for r in rounds if r <= server.config.rounds and r not in server.dealt)
+    lacking = [r for r in _to_be_dealt(server) if r <= server.config.rounds and r not in server.dealt]
     if not server.algorithm.secret or not lacking:
         return {}
     first = 0 if server.round == 0 else server.round + 1
@@ -458,6 +457,11 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     turns = [(first + turn) % server.config.clients for turn in range(server.config.clients)]
     dealers = [client for client in turns if client not in _distrusted(server)]
     return {dealers[attempt % len(dealers)]: wire.encode(requests)}
+
+
+def _to_be_dealt(server: Coordinator) -> tuple[int, ...]:
+    """The rounds whose keys can still come: the next one and, until there is an aggregate, the set-up."""
+    return (server.round + 1,) if server.aggregates else (0, server.round + 1)
 
 
 def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:

@@ -251,12 +251,13 @@ class Family(NamedTuple):
     version: int
     norm_bound: Callable[[int, int], float]  # of (columns, rows)
     make: Callable[[SecretKey, int, int, int], Projection]  # of (key, columns, rows, memory_bytes)
+    hiding_ratio: int  # n/m from which A w for one known w leaves A undetermined; see `fedrp.given_start`
 
 
 FAMILIES = {
-    "gaussian": Family(1, 1, _gaussian_norm, GaussianProjection),
-    "sign": Family(2, 1, _balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows)),
-    "hadamard": Family(3, 1, _balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows)),
+    "gaussian": Family(1, 1, _gaussian_norm, GaussianProjection, 1),
+    "sign": Family(2, 1, _balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows), 24),
+    "hadamard": Family(3, 1, _balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows), 12),
 }
 
 

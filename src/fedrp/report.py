@@ -40,6 +40,12 @@ def result_details(result: dict[str, Any]) -> list[str]:
     if result["consensus_bound"] is not None:
         confident = f"at confidence {CERTIFICATE_CONFIDENCE:.0%}, from the uploads of the last round"
         lines.append(f"any two clients' models are within {result['consensus_bound']:.3g} of each other ({confident})")
+    return [*lines, *privacy_lines(result)]
+
+
+def privacy_lines(result: dict[str, Any]) -> list[str]:
+    """Against whom which epsilon holds, a line per adversary, and what to beware of."""
+    lines = []
     for item in result["privacy"]:
         verdict = (
             f"no guarantee ({item['reason']})"
@@ -47,12 +53,13 @@ def result_details(result: dict[str, Any]) -> list[str]:
             else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}; neighbours: {item['adjacency']}"
         )
         lines.append(f"against {item['adversary']}: {verdict}")
-    return lines
+    return [*lines, *(f"warning: {text}" for text in result["warnings"])]
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """The table on standard output."""
     Console().print(result_table(results))
+    print("eps: the largest epsilon over the adversaries below; none if one of them has no guarantee")
     print("acc: test accuracy of the delivered model; avg: of the average of all clients' models")
     print("sent, recv: bytes per client and round as encoded, without the sealed round keys")
 

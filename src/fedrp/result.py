@@ -116,6 +116,7 @@ class RunResult:
     records: tuple[RoundRecord, ...]
     last_traffic: Traffic  # of the packets that end the run
     privacy: tuple[Guarantee, ...]
+    warnings: tuple[str, ...]  # about what the statements are worth
     model: Vector
     seconds: float
     images_per_round: float
@@ -167,6 +168,7 @@ class RunResult:
             "adversary": quoted.adversary.value if quoted else None,
             "adjacency": quoted.adjacency.value if quoted else None,
             "privacy": [statement.as_json() for statement in self.privacy],
+            "warnings": list(self.warnings),
             "noise_multiplier": config.noise_multiplier,
             "clip": config.clip,
             "ball": config.ball,

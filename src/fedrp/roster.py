@@ -1,7 +1,8 @@
 """Who takes part: every silo's public keys, pinned in one file that all of them have; and a silo's own key file.
 
 A roster is made once and compared once, out of band, by its fingerprint. From then on nothing that a server says can
-add a silo or change a key. An entry, as `fedrp keys new` prints it, is a roster of one.
+add a silo or change a key. An entry, as `fedrp keys new` prints it, is a roster of one. It proves that its maker holds
+the keys in it, so nobody can enter another's key under a name of their own.
 """
 
 import functools
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedrp.errors import ConfigError
-from fedrp.sealing import Identity, PublicKeys, require_usable
+from fedrp.sealing import Identity, PublicKeys, parts, proves, require_usable
 from fedrp.secret import KEY_BYTES, SecretKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -30,6 +31,13 @@ class Member(NamedTuple):
 
     name: str
     keys: PublicKeys
+    proof: bytes = b""  # that who chose the name holds the keys; a simulation needs none
+
+    @classmethod
+    def of(cls, identity: Identity) -> "Member":
+        """The silo that an identity belongs to."""
+        unproved = cls(identity.name, identity.public, b"")
+        return unproved._replace(proof=identity.prove(unproved.digest))
 
     @property
     def digest(self) -> bytes:
@@ -47,7 +55,8 @@ class Member(NamedTuple):
 class Roster:
     """All silos in their order: client i of a run is `members[i]`.
 
-    Guarantees: names and keys are all different and usable; equal digests mean equal rosters.
+    Guarantees: names and keys are all different, canonical and usable; in a roster that was read from files each silo
+    has proved that it holds its keys (but for ML-KEM); equal digests mean equal names and keys.
     """
 
     members: tuple[Member, ...]
@@ -62,15 +71,12 @@ class Roster:
                 require_usable(member.keys)
             except ConfigError as error:
                 raise ConfigError(f"silo '{member.name}': {error}") from None
-        for what, values in (
-            ("name", [member.name for member in self.members]),
-            *((field, [getattr(m.keys, field) for m in self.members]) for field in PublicKeys._fields),
-        ):
-            _require_different(self.members, what, values)
+        _require_different("name", ((member.name, member.name) for member in self.members))
+        _require_different("key", ((member.name, key) for member in self.members for key in parts(member.keys)))
 
     @classmethod
     def load(cls, path: Path) -> "Roster":
-        """Read a roster file; every stored fingerprint must be that of what it stands for."""
+        """Read a roster file; every stored fingerprint and proof must be that of what it stands for."""
         content = _read(path)
         try:
             return _roster(content)
@@ -113,6 +119,7 @@ class Roster:
         for member in self.members:
             fields = {"name": member.name, "fingerprint": member.fingerprint}
             fields |= {name: key.hex() for name, key in member.keys._asdict().items() if key}
+            fields["proof"] = member.proof.hex()
             lines += ["", "[[silo]]", *(f'{name} = "{value}"' for name, value in fields.items())]
         return "\n".join(lines) + "\n"
 
@@ -124,7 +131,7 @@ def merged(rosters: Iterable[Roster]) -> Roster:
 
 def entry_of(identity: Identity) -> Roster:
     """The roster of one that a silo hands to the others."""
-    return Roster((Member(identity.name, identity.public),))
+    return Roster((Member.of(identity),))
 
 
 def new_identity(path: Path, name: str) -> Identity:
@@ -183,6 +190,9 @@ def _roster(content: dict[str, Any]) -> Roster:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError("not a roster, it has no [[silo]] entries")
     roster = Roster(tuple(_member(entry) for entry in entries))
+    for member in roster.members:
+        if not proves(member.keys, member.digest, member.proof):
+            raise ConfigError(f"silo '{member.name}' does not prove that it holds the keys of its entry: get it again")
     if "fingerprint" not in content:
         raise ConfigError("no fingerprint of the whole: make it with 'fedrp roster make'")
     if content["fingerprint"] != roster.fingerprint:
@@ -191,28 +201,35 @@ def _roster(content: dict[str, Any]) -> Roster:
 
 
 def _member(entry: dict[str, Any]) -> Member:
-    _require_fields(entry, {"name", "fingerprint", *PublicKeys._fields})
+    _require_fields(entry, {"name", "fingerprint", "proof", *PublicKeys._fields})
     name = entry.get("name")
     if not isinstance(name, str):
         raise ConfigError("a silo has no name")
-    keys = {}
-    for field in PublicKeys._fields:
+    if "proof" not in entry:
+        raise ConfigError(
+            f"silo '{name}' does not prove that it holds its keys, as entries of earlier versions: have it print a new "
+            "one with 'fedrp keys show', and make the roster again"
+        )
+    values = {}
+    for field in (*PublicKeys._fields, "proof"):
         text = entry.get(field, "")
         if not isinstance(text, str) or not re.fullmatch(r"([0-9a-f]{2})*", text):
             raise ConfigError(f"{field} of silo '{name}' is not hexadecimal")
-        keys[field] = bytes.fromhex(text)
-    member = Member(name, PublicKeys(**keys))
+        values[field] = bytes.fromhex(text)
+    proof = values.pop("proof")
+    member = Member(name, PublicKeys(**values), proof)
     if entry.get("fingerprint") != member.fingerprint:
         raise ConfigError(f"the fingerprint of silo '{name}' is not that of its keys: get its entry again")
     return member
 
 
-def _require_different(members: tuple[Member, ...], what: str, values: list[Any]) -> None:
-    seen: dict[Any, str] = {}
-    for member, value in zip(members, values, strict=True):
-        if value and value in seen:
-            raise ConfigError(f"silos '{seen[value]}' and '{member.name}' have the same {what}: each needs its own")
-        seen[value] = member.name
+def _require_different(what: str, values: Iterable[tuple[str, object]]) -> None:
+    """Refuse a value that occurs twice among pairs of a silo's name and a value."""
+    seen: dict[object, str] = {}
+    for name, value in values:
+        if value in seen:
+            raise ConfigError(f"silos '{seen[value]}' and '{name}' have the same {what}: each needs its own")
+        seen[value] = name
 
 
 def _write_new(path: Path, text: str, mode: int) -> None:

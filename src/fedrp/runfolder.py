@@ -1,6 +1,7 @@
 """The folder of a run: what is written while it goes on, so that a kill at any moment loses at most one round.
 
 A checkpoint is a folder that appears by a rename, complete or not at all, with the SHA-256 sums of what belongs to it.
+What the server keeps of completed rounds is beside it, a file per round, written once (see `fedrp.serverfolder`).
 Metrics of a round are written before its checkpoint; on resuming, lines beyond the checkpoint are dropped.
 """
 
@@ -20,12 +21,12 @@ from safetensors.torch import save_file
 
 from fedrp.config import RunConfig, to_json
 from fedrp.coordinator import Coordinator
-from fedrp.errors import ConfigError, DataError
+from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import beginning, locked, sha256_of, writing
 from fedrp.host import Hosts
 from fedrp.models import Layout
 from fedrp.result import RoundRecord, RunResult
-from fedrp.serverfolder import packed_server, unpacked_server
+from fedrp.serverfolder import HEAD_FILE, ROUNDS_FOLDER, forget_rounds, load_server, packed_head, packed_rounds
 from fedrp.training import Examples
 
 CONFIG_FILE = "config.json"
@@ -33,7 +34,6 @@ COMPARISON_FILE = "compare.json"
 _TASK_FILE = "task.json"
 _RESULT_FILE = "result.json"
 _MODEL_FILE = "model.safetensors"
-_SERVER_FILE = "server.safetensors"
 _SUMS_FILE = "sums.json"
 _PREFIX = "round-"
 
@@ -102,13 +102,12 @@ class RunFolder:
         return self
 
     def _require_task(self, task: Fingerprint) -> None:
-        path = self.root / _TASK_FILE
-        known = _read_json(path, _way_out(self.root)) if path.exists() else {}  # earlier versions did not keep it
-        if known.get("model", task.model) != task.model:
+        known = _read_json(self.root / _TASK_FILE, _way_out(self.root))
+        if known.get("model") != task.model:
             raise ConfigError(
                 f"{self.root} was started with another model: resume with that one, or give another --out"
             )
-        if known.get("data", task.data) != task.data:
+        if known.get("data") != task.data:
             raise ConfigError(f"{self.root} was started with other data: resume with the same, or give another --out")
 
     def checkpoint(self) -> Path | None:
@@ -129,13 +128,16 @@ class RunFolder:
         with writing(self.root):
             with self._metrics_file.open("a") as lines:
                 lines.write(json.dumps(record.as_json()) + "\n")
+            self._rounds.mkdir(exist_ok=True)
+            for name, data in packed_rounds(server, server.round - 1):
+                _write_atomically(self._rounds / name, data)
             target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             sums = hosts.save(partial)
-            (partial / _SERVER_FILE).write_bytes(packed_server(server))
-            sums[_SERVER_FILE] = sha256_of(partial / _SERVER_FILE)
+            (partial / HEAD_FILE).write_bytes(packed_head(server))
+            sums[HEAD_FILE] = sha256_of(partial / HEAD_FILE)
             metrics = sha256_of(self._metrics_file)
             told = {"seconds": seconds, "metrics": metrics, "files": sums}
             (partial / _SUMS_FILE).write_text(json.dumps(told, indent=2))
@@ -144,24 +146,25 @@ class RunFolder:
             for old in self._checkpoints.glob(f"{_PREFIX}*"):
                 if old != target:
                     shutil.rmtree(old)
+            forget_rounds(server, self._rounds)
 
     def load(self, server: Coordinator, hosts: Hosts) -> Progress:
         """Server and clients as of the newest sound checkpoint, and the records up to it."""
         checkpoint = self._sound_checkpoint()
         try:
-            server = unpacked_server(server, checkpoint / _SERVER_FILE)
+            server = load_server(server, checkpoint, self._rounds)
             hosts.load(checkpoint)
             lines = self._lines(server.round)
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
-            seconds = _seconds(checkpoint, records)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError) as error:
+            seconds = float(json.loads((checkpoint / _SUMS_FILE).read_text())["seconds"])
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError, SiteError) as error:
             raise self._unreadable(checkpoint, str(error)) from None
         with writing(self.root):
-            _write_atomically(self._metrics_file, "".join(lines))
+            _write_atomically(self._metrics_file, "".join(lines).encode())
         return Progress(server, records, seconds)
 
     def _sound_checkpoint(self) -> Path:
-        """The newest one whose sums are right. Those of earlier versions have none and are taken as they are."""
+        """The newest one whose sums are right."""
         flaws = []
         for checkpoint in self._complete():
             flaw = self._flaw(checkpoint)
@@ -173,8 +176,6 @@ class RunFolder:
         raise self._unreadable(*flaws[0])
 
     def _flaw(self, checkpoint: Path) -> str | None:
-        if not (checkpoint / _SUMS_FILE).exists():
-            return None
         try:
             sums = json.loads((checkpoint / _SUMS_FILE).read_text())
             for name, digest in sums["files"].items():
@@ -204,7 +205,7 @@ class RunFolder:
             partial = _partial(model)
             save_file(result.state, partial)
             os.replace(partial, model)
-            _write_atomically(self.root / _RESULT_FILE, json.dumps(result.as_json(), indent=2))
+            _write_atomically(self.root / _RESULT_FILE, json.dumps(result.as_json(), indent=2).encode())
 
     @property
     def _config_file(self) -> Path:
@@ -213,6 +214,10 @@ class RunFolder:
     @property
     def _metrics_file(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def _rounds(self) -> Path:
+        return self.root / ROUNDS_FOLDER
 
     @property
     def _checkpoints(self) -> Path:
@@ -272,21 +277,13 @@ def _begin(root: Path, name: str, text: str) -> None:
     """Make a folder with the file that says what it is."""
     with beginning(root):
         root.mkdir(parents=True, exist_ok=True)
-        _write_atomically(root / name, text)
+        _write_atomically(root / name, text.encode())
 
 
 def _require_same(root: Path, known: Mapping[str, object], asked: Mapping[str, object]) -> None:
     for name, value in asked.items():
         if known.get(name) != value:
             raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
-
-
-def _seconds(checkpoint: Path, records: Sequence[RoundRecord]) -> float:
-    """What was kept; of a checkpoint of an earlier version, what its rounds say."""
-    path = checkpoint / _SUMS_FILE
-    if path.exists():
-        return float(json.loads(path.read_text())["seconds"])
-    return sum(record.seconds + record.evaluation_seconds for record in records)
 
 
 def _finished(root: Path) -> bool:
@@ -307,9 +304,9 @@ def _read_json(path: Path, way_out: str) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read ({error}): {way_out}") from None
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write_atomically(path: Path, data: bytes) -> None:
     partial = _partial(path)
-    partial.write_text(text)
+    partial.write_bytes(data)
     os.replace(partial, path)
 
 

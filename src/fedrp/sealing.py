@@ -4,11 +4,18 @@ HPKE (RFC 9180) with HKDF-SHA256 and ChaCha20-Poly1305; the key encapsulation is
 X25519 that also withstands quantum computers. Each envelope carries the dealer's Ed25519 signature. Seal and signature
 are bound to the envelope's `Place`, so that it opens and verifies nowhere else.
 
+**Proof of possession.** An Ed25519 signature proves that its maker has the signing key. An X25519 key cannot sign, but
+its curve is that of Ed25519 in other coordinates, u = (1 + y) / (1 - y): the X25519 key of a scalar has a *twin*, the
+Ed25519 key of the same scalar. The twin signs one message ever, the owner's entry in a roster, and whoever verifies it
+finds the twin's public key from u (up to the sign of x, so there are two to try). ML-KEM has nothing like it: those
+keys are bound to the entry by the other signatures, and not proved.
+
 Masks come from a second pair of X25519 keys, drawn for one run, signed by the identity, and erased when the run ends:
 whoever steals the identity later cannot take the masks off what was recorded.
 """
 
 import functools
+import hashlib
 import os
 import struct
 from collections.abc import Iterable
@@ -38,6 +45,9 @@ SIGNATURE_BYTES = 64
 _MLKEM_BYTES = 1184
 HYBRID_KEY_BYTES = _MLKEM_BYTES + PUBLIC_KEY_BYTES
 _TAG_BYTES = 16
+_FIELD = 2**255 - 19  # of X25519 and of Ed25519: coordinates are numbers below it
+_SIGN_BIT = 1 << 255  # of an Ed25519 key, beside the coordinate y
+_PROOF_LABEL = b"fedrp proof of possession v1|"
 
 _KEMS = {"x25519": KEM.X25519, "hybrid": KEM.MLKEM768_X25519}
 _NO_MLKEM = "sealing='hybrid' needs ML-KEM, which this machine's cryptography lacks: upgrade it"
@@ -90,18 +100,19 @@ class Place(NamedTuple):
 class Identity:
     """A client's private keys, all derived from one secret. Shows nothing of itself; cannot be pickled."""
 
-    __slots__ = ("_hybrid", "_noise", "_sealing", "_signing", "name")
+    __slots__ = ("_hybrid", "_noise", "_sealing", "_signing", "_twin_seeds", "name")
 
     def __init__(self, secret: SecretKey, name: str = "") -> None:
         self.name = name
         self._hybrid: tuple[MLKEM768PrivateKey, X25519PrivateKey] | None
-        self._sealing = X25519PrivateKey.from_private_bytes(secret.derive("identity/x25519").reveal())
         self._signing = Ed25519PrivateKey.from_private_bytes(secret.derive("identity/ed25519").reveal())
         self._noise = secret.derive("identity/noise")
+        own, other = secret.derive("identity/x25519"), secret.derive("identity/hybrid-x25519")
+        self._sealing, self._twin_seeds = _x25519(own), [own]
         seed = secret.derive("identity/ml-kem-768/d").reveal() + secret.derive("identity/ml-kem-768/z").reveal()
-        other = secret.derive("identity/hybrid-x25519").reveal()
         try:
-            self._hybrid = MLKEM768PrivateKey.from_seed_bytes(seed), X25519PrivateKey.from_private_bytes(other)
+            self._hybrid = MLKEM768PrivateKey.from_seed_bytes(seed), _x25519(other)
+            self._twin_seeds.append(other)
         except UnsupportedAlgorithm:  # an old OpenSSL: all but `--sealing hybrid` works
             self._hybrid = None
 
@@ -115,6 +126,11 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """An Ed25519 signature, 64 bytes."""
         return self._signing.sign(data)
+
+    def prove(self, entry: bytes) -> bytes:
+        """The proof that whoever wrote an entry with the public keys holds the private ones: a signature by each."""
+        twins = [Ed25519PrivateKey.from_private_bytes(seed.reveal()) for seed in self._twin_seeds]
+        return b"".join(key.sign(_PROOF_LABEL + entry) for key in (self._signing, *twins))
 
     def open(self, envelope: bytes, place: Place) -> SecretKey:
         """The key in an envelope that was sealed to this identity for the same place. Says nothing about who sealed it.
@@ -220,18 +236,76 @@ def _suite(sealing: str) -> Suite:
     return Suite(_KEMS[sealing], KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
+def _x25519(seed: SecretKey) -> X25519PrivateKey:
+    """The X25519 key with the scalar of the Ed25519 key that has this seed, its twin (RFC 8032, section 5.1.5)."""
+    return X25519PrivateKey.from_private_bytes(hashlib.sha512(seed.reveal()).digest()[:PUBLIC_KEY_BYTES])
+
+
+def _points(keys: PublicKeys) -> list[bytes]:
+    """The X25519 keys among a client's public keys."""
+    return [keys.x25519, *([keys.hybrid[_MLKEM_BYTES:]] if keys.hybrid else [])]
+
+
+def parts(keys: PublicKeys) -> list[bytes]:
+    """The public keys one by one, a hybrid one in its two parts: no two clients may have any of them in common."""
+    return [keys.ed25519, *_points(keys), *([keys.hybrid[:_MLKEM_BYTES]] if keys.hybrid else [])]
+
+
 def require_usable(keys: PublicKeys) -> None:
-    """Refuse public keys of the wrong length, and points that make every shared secret the same."""
+    """Refuse public keys that have a second encoding, and points that make every shared secret the same.
+
+    With two encodings of one key, two clients could have the same and not be found out.
+    """
     if len(keys.x25519) != PUBLIC_KEY_BYTES or len(keys.ed25519) != PUBLIC_KEY_BYTES:
         raise ConfigError(f"x25519 and ed25519 keys have {PUBLIC_KEY_BYTES} bytes")
     if len(keys.hybrid) not in (0, HYBRID_KEY_BYTES):
         raise ConfigError(f"a hybrid key has {HYBRID_KEY_BYTES} bytes, got {len(keys.hybrid)}")
+    y = _number(keys.ed25519) % _SIGN_BIT
+    if y >= _FIELD or any(_number(point) >= _FIELD for point in _points(keys)):
+        raise ConfigError("a public key is not in its canonical form: a coordinate is 2^255 - 19 or more")
     try:
-        for point in (keys.x25519, *([keys.hybrid[_MLKEM_BYTES:]] if keys.hybrid else [])):
-            _probe().exchange(X25519PublicKey.from_public_bytes(point))
-        Ed25519PublicKey.from_public_bytes(keys.ed25519)
+        twin = (1 + y) * pow(1 - y, -1, _FIELD) % _FIELD
+        for point in (_bytes(twin), *_points(keys)):
+            _probe().exchange(X25519PublicKey.from_public_bytes(point))  # zero for points of small order
+        if keys.hybrid:
+            MLKEM768PublicKey.from_public_bytes(keys.hybrid[:_MLKEM_BYTES])
+    except UnsupportedAlgorithm:  # whoever seals to it will be told
+        pass
     except ValueError:
-        raise ConfigError("a public key is not a usable point of its curve") from None
+        raise ConfigError("a public key is not a usable point of its curve, or no ML-KEM key") from None
+
+
+def proves(keys: PublicKeys, entry: bytes, proof: bytes) -> bool:
+    """Whether `Identity.prove` made a proof for an entry, with the private keys of `keys`, which must be usable."""
+    candidates = [[keys.ed25519], *(_twins_of(point) for point in _points(keys))]
+    signatures = [proof[start : start + SIGNATURE_BYTES] for start in range(0, len(proof), SIGNATURE_BYTES)]
+    return len(signatures) == len(candidates) and all(
+        any(_signed(key, signature, _PROOF_LABEL + entry) for key in either)
+        for either, signature in zip(candidates, signatures, strict=True)
+    )
+
+
+def _twins_of(point: bytes) -> list[bytes]:
+    """The two Ed25519 keys that an X25519 key may be the twin of."""
+    u = _number(point)
+    y = (u - 1) * pow(u + 1, -1, _FIELD) % _FIELD
+    return [_bytes(y), _bytes(y + _SIGN_BIT)]
+
+
+def _signed(key: bytes, signature: bytes, data: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _number(encoded: bytes) -> int:
+    return int.from_bytes(encoded, "little")
+
+
+def _bytes(number: int) -> bytes:
+    return number.to_bytes(PUBLIC_KEY_BYTES, "little")
 
 
 def seal_to_all(key: SecretKey, dealer: Identity, recipients: Iterable[PublicKeys], place: Place) -> bytes:

@@ -22,11 +22,12 @@ from fedrp.config import RunConfig, Speed
 from fedrp.coordinator import Coordinator, Packets, Reply
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
 from fedrp.evaluate import Evaluation
+from fedrp.given_start import require_hidden_start
 from fedrp.host import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
 from fedrp.models import MODELS, Layout, built, layout_of
 from fedrp.norm_floor import with_norm_floor
 from fedrp.privacy.guarantee import Guarantee
-from fedrp.privacy.ledger import statements
+from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.rehearsal import rehearse
 from fedrp.result import RoundRecord, RunResult, Traffic
 from fedrp.rng import RunSeed
@@ -137,6 +138,7 @@ def require_device(name: str) -> None:
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
     config = dataclasses.replace(config, dataset=task.dataset, model=task.model_name)
     config = resolved(with_norm_floor(config, task.model), parameters)
+    require_hidden_start(config, task.model, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
     run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
@@ -291,7 +293,7 @@ def _finish(
     server: Coordinator,
     hosts: Hosts,
     setup: HostSetup,
-    records: list[RoundRecord],
+    rounds: list[RoundRecord],
     parameters: int,
     privacy: tuple[Guarantee, ...],
     seconds: float,
@@ -299,17 +301,18 @@ def _finish(
     packets = coordinator.finish(server, tuple(range(server.config.clients)))
     chosen = delivering_client(server.config)
     model = hosts.final_models({chosen: packets[chosen]})[chosen]
-    images = sum(len(data.y) for data in setup.data.values()) * setup.config.local_epochs * setup.config.participation
+    records = sum(len(data.y) for data in setup.data.values())
     return RunResult(
         config=setup.config,
         parameters=parameters,
         secret=server.algorithm.secret,
-        records=tuple(records),
+        records=tuple(rounds),
         last_traffic=Traffic.of(packets, {}),
         privacy=privacy,
+        warnings=delta_warnings(privacy, setup.config.clients, records),
         model=model,
         seconds=seconds,
-        images_per_round=images,
+        images_per_round=records * setup.config.local_epochs * setup.config.participation,
         peak_rss_mb=hosts.peak_memory(),
         state=hosts.state(model),
     )

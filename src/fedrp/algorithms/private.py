@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 from fedrp.algorithms.base import Local, Participant, Precise, Reach, Vector
 from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
-from fedrp.errors import ConfigError
+from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.ledger import Release
@@ -86,7 +86,7 @@ def _rounding(config: RunConfig) -> float:
     """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
     if config.dp_noise == "local" or not config.noise_multiplier:
         return 0.0  # post-processing of a noisy vector, or no noise at all
-    cost, step = 0.0, _step(config, 1.0)
+    cost, step = 0.0, _coarsest_step(config)
     for count in (MIN_SUMMED, config.clients):
         cut = MAX_COUNT * count * config.rounds * _TAIL_MASS * (1 + math.exp(_LARGEST_EPSILON))
         smallest = min(_shares(config, count))
@@ -100,8 +100,17 @@ def extra_numbers(config: RunConfig) -> int:
 
 
 def current_clip(config: RunConfig, previous: Vector | None) -> float:
-    """The bound C of a round, after the aggregate of the one before."""
-    return settled(config.clip) if config.clip_quantile is None or previous is None else float(previous[-1])
+    """The bound C of a round, after the aggregate of the one before.
+
+    Raises:
+        ProtocolError: the aggregate ends with a C that is none; noise in units of it would hide nothing.
+    """
+    if config.clip_quantile is None or previous is None:
+        return settled(config.clip)
+    clip = float(previous[-1])
+    if not (math.isfinite(clip) and clip > 0):
+        raise ProtocolError(f"the aggregate names a clip of {clip:g}: expected a positive, finite number")
+    return clip
 
 
 def expected_number(config: RunConfig) -> float:
@@ -156,10 +165,26 @@ def _step(config: RunConfig, clip: float) -> float:
     """
     exponent = math.floor(math.log2(clip * min(_shares(config, config.clients)))) - _GRID_BITS
     if config.secure_aggregation:
-        everyone = Call(tuple(range(config.clients)), (1,) * config.clients)
-        needed = finest(clip * _largest(config, config.clients), everyone).step
-        exponent = max(exponent, math.ceil(math.log2(needed)))
+        exponent = max(exponent, math.ceil(math.log2(clip * _finest_step(config))))
     return float(2.0**exponent)
+
+
+def _coarsest_step(config: RunConfig) -> float:
+    """The largest step of a run in which uploads are masked, in units of C.
+
+    C is rarely a power of two and the step always is, so the step may be twice the one that C would need. Where C
+    adapts, every mantissa of C must be expected.
+    """
+    if config.clip_quantile is None:
+        clip = settled(config.clip)
+        return _step(config, clip) / clip
+    return max(math.ldexp(min(_shares(config, config.clients)), -_GRID_BITS), 2 * _finest_step(config))
+
+
+def _finest_step(config: RunConfig) -> float:
+    """The smallest step with which the sum of all clients does not overflow, in units of C."""
+    everyone = Call(tuple(range(config.clients)), (1,) * config.clients)
+    return finest(_largest(config, config.clients), everyone).step
 
 
 def _shares(config: RunConfig, participants: int) -> list[float]:

@@ -176,7 +176,8 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
         data = np.floor(sketch / _SKETCH_GRID + shift).astype("<i8").tobytes()
     else:
         data = model.astype("<f4", copy=False).tobytes()
-    return hmac.new(secret.reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
+    # A key of its own: `secret` is one for HKDF, which is HMAC inside, and no key serves two purposes.
+    return hmac.new(secret.derive("mac").reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
 
 
 def _aggregate(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:

@@ -54,7 +54,8 @@ def privacy(run_folder: Path | None, as_json: bool, dim: int | None, **view: Any
 
 def _print_ledger(folder: Path, as_json: bool) -> None:
     try:
-        ledger = json.loads((folder / "result.json").read_text())["privacy"]
+        result = json.loads((folder / "result.json").read_text())
+        ledger, warnings = result["privacy"], result.get("warnings", [])  # earlier versions had none
     except (OSError, ValueError, KeyError):
         raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable result.json") from None
     if as_json:
@@ -68,6 +69,8 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
             print(f"    epsilon {item['epsilon']:.4g} at delta {item['delta']:g} (bound: {item['bound']})")
             for assumption in item["assumptions"]:
                 print(f"    assuming: {assumption}")
+    for text in warnings:
+        print(f"warning: {text}")
 
 
 # --- audit ---------------------------------------------------------------------------------------------------------

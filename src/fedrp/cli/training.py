@@ -71,7 +71,7 @@ def compare(config: Path | None, **given: Any) -> None:
     An option is for those of the algorithms that use it; one that none of them uses is an error.
     """
     from fedrp.algorithms import for_each
-    from fedrp.report import plot_accuracy, print_table
+    from fedrp.report import plot_accuracy, print_table, privacy_lines
     from fedrp.runfolder import COMPARISON_FILE, begin_comparison, begun_comparison
     from fedrp.simulate import simulate
     from fedrp.task import named_task
@@ -97,6 +97,8 @@ def compare(config: Path | None, **given: Any) -> None:
         print(json.dumps({"runs": results, "plot": str(plot)}))
     else:
         print_table(results)
+        for result in results:
+            print("\n".join([result["algorithm"], *(f"  {line}" for line in privacy_lines(result))]))
         print(f"plot: {plot}")
 
 

@@ -24,9 +24,10 @@ from fedrp.evaluate import score
 from fedrp.flower.envelope import HELLO, ROUND, answer, packet_of, place_of, refusal
 from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
+from fedrp.given_start import require_hidden_start
 from fedrp.models import Vector, built, layout_of
 from fedrp.norm_floor import with_norm_floor
-from fedrp.privacy.ledger import statements
+from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.rehearsal import rehearse
 from fedrp.roster import Roster, load_identity
 from fedrp.sealing import Entropy, Identity, SiteEntropy
@@ -105,7 +106,9 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Source) -> _Desk:
     identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
     about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
     task = load(about)
-    config = resolved(with_norm_floor(config, task.model), layout_of(built(task.model)).size)
+    parameters = layout_of(built(task.model)).size
+    config = resolved(with_norm_floor(config, task.model), parameters)
+    require_hidden_start(config, task.model, parameters)
     device = torch.device(str(node.get("device", "cpu")))
     bench = make_workbench(config, run, roster, task.model, task.loss, device, Speed().projection_memory * 2**20)
     folder = SiteFolder.open(_path(node, "state"), run)
@@ -123,8 +126,10 @@ def _path(node: Values, name: str) -> Path:
 def _state_privacy(desk: _Desk) -> None:
     """Tell the site, before it contributes anything, against whom which epsilon holds: once, settings do not change."""
     if "privacy" not in desk.folder.status():
-        stated = statements(desk.bench.algorithm.releases(desk.bench.config), desk.bench.config.dp_delta)
-        desk.folder.report({"privacy": [str(statement) for statement in stated]})
+        config = desk.bench.config
+        stated = statements(desk.bench.algorithm.releases(config), config.dp_delta)
+        warnings = delta_warnings(stated, config.clients, len(desk.site.data.y))
+        desk.folder.report({"privacy": [*map(str, stated), *(f"warning: {text}" for text in warnings)]})
 
 
 def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:

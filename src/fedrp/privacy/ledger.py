@@ -22,10 +22,26 @@ def statements(releases: Iterable[Release], delta: float) -> tuple[Guarantee, ..
 
 
 def headline(ledger: Sequence[Guarantee]) -> Guarantee | None:
-    """The statement that a one-line result quotes: the smallest epsilon above 0, of equal ones the first.
+    """The statement that a one-line result quotes: the worst one, the largest epsilon over all adversaries.
 
-    None where nothing is guaranteed, or where nothing was released that could need a guarantee. What holds against a
-    server that looks at one vector alone is not quoted: where it is stated at all, the server has more than that.
+    None if one of them has no guarantee. What holds against a server that looks at one vector alone is not counted:
+    where it is stated at all, the server has more than that.
     """
-    proved = [item for item in ledger if item.epsilon and item.adversary.real]
-    return min(proved, key=lambda item: item.epsilon or 0.0) if proved else None
+    real = [item for item in ledger if item.adversary.real]
+    if any(item.epsilon is None for item in real):
+        return None
+    return max(real, key=lambda item: item.epsilon or 0.0, default=None)
+
+
+def delta_warnings(ledger: Iterable[Guarantee], clients: int, records: int) -> tuple[str, ...]:
+    """What to say of a delta that is too large for how many there are of whom the neighbours differ in one."""
+    texts = []
+    for item in ledger:
+        of_records = item.adjacency is Adjacency.RECORD_REPLACE
+        whom, count = ("record", records) if of_records else ("client", clients)
+        if item.epsilon and item.delta * count > 1:
+            texts.append(
+                f"delta {item.delta:g} is above 1/{count}, and there are {count} {whom}s: a mechanism that gives one "
+                f"of them away entirely would keep this promise; choose a dp_delta far below {1 / count:.1g}"
+            )
+    return tuple(dict.fromkeys(texts))
