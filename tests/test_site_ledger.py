@@ -268,6 +268,7 @@ def test_an_older_copy_of_the_ledger_does_not_forget_runs_that_have_a_folder(tmp
     old = (tmp_path / "ledger.json").read_bytes()
     ask(tmp_path, 2)
     (tmp_path / "ledger.json").write_bytes(old)
+    assert "2 runs" in shown("privacy", tmp_path)
     with pytest.raises(PrivacyError, match="2 spent, this run would add 1"):
         ask(tmp_path, 3, Caps(total_runs=2))
     ask(tmp_path, 3)
@@ -448,6 +449,7 @@ def test_the_commands_show_what_is_spent_and_what_is_left(tmp_path: Path) -> Non
     assert [run["run"] for run in budget["runs"]] == [run_id(1).hex(), run_id(2).hex()]
     (other,) = json.loads(shown("privacy", server.state, "--json", "--delta", "1e-6"))
     assert [item["epsilon"] for item in other["spent"]] == [pytest.approx(gaussian_epsilon(NOISE, 1e-6, 2))] * 4
+    assert {item["epsilon_left"] for item in other["spent"]} == {None}  # the cap is about another delta
 
 
 def test_another_agreement_can_be_tried_before_it_is_put_in_force(tmp_path: Path) -> None:

@@ -303,11 +303,11 @@ class Budget:
         return sum(entry.rounds for entry in self.entries)
 
     def epsilon_left(self, spent: Guarantee) -> float | None:
-        """What the cap leaves against an adversary; None where there is no cap, or no epsilon to compare it with."""
-        capped = self.caps.total_epsilon is not None and spent.adversary in self.caps.total_against
-        if not capped or spent.epsilon is None:
+        """What the cap leaves against an adversary; None where there is no cap for that, or no epsilon."""
+        cap, capped = self.caps.total_epsilon, spent.adversary in self.caps.total_against
+        if cap is None or spent.epsilon is None or not capped or spent.delta != self.caps.total_delta:
             return None
-        return max(0.0, (self.caps.total_epsilon or 0.0) - spent.epsilon)
+        return max(0.0, cap - spent.epsilon)
 
     @property
     def runs_left(self) -> int | None:
@@ -357,6 +357,7 @@ def budgets(state: Path, agreed: Path | None = None, delta: float | None = None)
         SiteError: the ledger cannot.
     """
     ledger = read_ledger(state)
+    ledger = ledger.plus(_unlisted(state, ledger, DEFAULT_DATA))
     found = []
     for data in dict.fromkeys(entry.data for entry in ledger.entries):
         entries = ledger.on(data)
