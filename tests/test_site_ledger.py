@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -397,23 +398,48 @@ def test_a_process_that_is_killed_at_any_change_leaves_a_run_that_can_be_begun(t
     assert outcomes == {None, True}
 
 
+def begun_in_child(state: Path, number: int, before_it_is_kept: Callable[[], object] = lambda: None) -> int:
+    """The id of a process that begins a run under a cap of one, and ends with 0, or 7 if it is refused."""
+    child = os.fork()
+    if child:
+        return child
+    code, real = 1, SiteFolder.begin
+
+    def watched(folder: SiteFolder, index: int, asked: Terms) -> None:
+        before_it_is_kept()
+        real(folder, index, asked)
+
+    try:
+        SiteFolder.begin = watched  # type: ignore[method-assign]
+        ask(state, number, Caps(total_runs=1))
+        code = 0
+    except PrivacyError as error:
+        code = error.exit_code
+    finally:
+        os._exit(code)
+
+
 def test_of_two_runs_that_are_begun_at_once_a_cap_of_one_admits_one(tmp_path: Path) -> None:
-    children = []
-    for number in range(4):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                ask(tmp_path, number, Caps(total_runs=1))
-                code = 0
-            except PrivacyError:
-                code = 7
-            finally:
-                os._exit(code)
-        children.append(child)
-    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    assert codes == [0, 7, 7, 7]
-    assert len(listed(tmp_path)) == 1
+    """The second comes when the first has seen that there is room, and is about to write that it takes it."""
+    inside, go_on = os.pipe(), os.pipe()
+
+    def wait_inside() -> None:
+        os.write(inside[1], b"!")
+        os.read(go_on[0], 1)
+
+    first = begun_in_child(tmp_path, 1, wait_inside)
+    os.read(inside[0], 1)
+    second, ended = begun_in_child(tmp_path, 2), 0
+    end = time.monotonic() + 1
+    while not ended and time.monotonic() < end:  # it waits for the lock, so it does not end
+        ended, status = os.waitpid(second, os.WNOHANG)
+        time.sleep(0.01)
+    os.write(go_on[1], b"!")
+    statuses = [os.waitpid(first, 0)[1], status if ended else os.waitpid(second, 0)[1]]
+    for end_of_pipe in (*inside, *go_on):
+        os.close(end_of_pipe)
+    assert [os.waitstatus_to_exitcode(status) for status in statuses] == [0, 7]
+    assert listed(tmp_path) == [1]
 
 
 def test_the_lock_of_the_ledger_is_not_that_of_a_run(tmp_path: Path) -> None:
