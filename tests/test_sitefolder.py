@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +17,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
+from fedrp.flower import client_app
+from fedrp.flower.envelope import ROUND, RefusedError, packet_of, question
+from fedrp.flower.local import local_run
+from fedrp.secure_sum import Call
 from fedrp.serverfolder import ServerFolder
 from fedrp.silo import Silo
 from fedrp.simulate import simulate
-from fedrp.sitefolder import SiteFolder
+from fedrp.sitefolder import SiteFolder, Terms
+from fedrp.wire import Kind, Message
+from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import Federation, environment, round_keys, tiny_config, tiny_task
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
@@ -44,9 +52,14 @@ def federation() -> Federation:
 
 @pytest.fixture
 def folder(tmp_path: Path, federation: Federation) -> SiteFolder:
-    folder = SiteFolder.open(tmp_path / "state", federation.run)
+    folder = SiteFolder(tmp_path / "state", federation.run)
+    folder.begin(1, terms("fedrp"))
     folder.save(federation.silos[1])
     return folder
+
+
+def terms(name: str = "fedavg", /, weight: int = 1, data: str = "default", **changes: object) -> Terms:
+    return Terms.of(tiny_config(name, **changes), weight, data)
 
 
 # --- the client's state ----------------------------------------------------------------------------------------------
@@ -58,7 +71,8 @@ def test_a_client_that_is_written_and_read_between_all_messages_is_the_same_clie
     for _ in range(3):
         packets = kept.open()
         for client in packets:
-            folder = SiteFolder.open(tmp_path / str(client), kept.run)
+            folder = SiteFolder(tmp_path / str(client), kept.run)
+            folder.begin(client, terms(name))
             before = kept.silos[client]
             folder.save(before)
             kept.silos[client] = folder.load(client)
@@ -69,8 +83,10 @@ def test_a_client_that_is_written_and_read_between_all_messages_is_the_same_clie
         assert np.array_equal(model, plain.final_models()[client])
 
 
-def test_a_new_site_has_a_new_state(tmp_path: Path) -> None:
-    assert SiteFolder.open(tmp_path, bytes(16)).load(2) == Silo(2)
+def test_a_run_that_is_begun_has_a_new_state_on_the_disk(tmp_path: Path) -> None:
+    folder = SiteFolder(tmp_path, bytes(16))
+    folder.begin(2, terms())
+    assert folder.load(2) == Silo(2)
 
 
 def test_only_the_owner_can_read_it_and_no_key_is_in_it(folder: SiteFolder, federation: Federation) -> None:
@@ -88,14 +104,15 @@ def test_only_the_owner_can_read_it_and_no_key_is_in_it(folder: SiteFolder, fede
 def test_a_truncated_state_is_refused(kept: int, folder: SiteFolder) -> None:
     path = folder.root / "state.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(SiteError, match=r"state.safetensors is damaged .*restore it from a backup"):
+    with pytest.raises(SiteError, match=r"state.safetensors is damaged .*: let this site sit the run out"):
         folder.load(1)
 
 
 def test_a_state_of_another_run_or_client_is_refused(folder: SiteFolder, tmp_path: Path) -> None:
     with pytest.raises(SiteError, match="belongs to client 1, this is client 2"):
         folder.load(2)
-    other = SiteFolder.open(tmp_path, b"some other run..")
+    other = SiteFolder(tmp_path, b"some other run..")
+    other.begin(1, terms())
     (other.root / "state.safetensors").write_bytes((folder.root / "state.safetensors").read_bytes())
     with pytest.raises(SiteError, match="belongs to another run"):
         other.load(1)
@@ -120,28 +137,118 @@ def test_a_file_of_something_else_is_refused(folder: SiteFolder) -> None:
 
 
 def test_a_run_is_tied_to_what_it_began_with(tmp_path: Path) -> None:
-    folder = SiteFolder.open(tmp_path, bytes(16))
-    folder.settle(tiny_config("fedavg"), 30)
-    folder.settle(tiny_config("fedavg"), 30)
+    folder = SiteFolder(tmp_path, bytes(16))
+    folder.begin(0, terms(weight=30))
+    folder.begin(0, terms(weight=30))
+    folder.settle(terms(weight=30))
     with pytest.raises(ConfigError, match=r"began with rounds=3 here, not 4: other settings need a run of their own"):
-        folder.settle(tiny_config("fedavg", rounds=4), 30)
+        folder.settle(terms(weight=30, rounds=4))
     with pytest.raises(DataError, match=r"began with 30 examples here, now there are 31"):
-        folder.settle(tiny_config("fedavg"), 31)
+        folder.settle(terms(weight=31))
+    with pytest.raises(ConfigError, match=r"began on data 'default' here, not 'cohort-2': put data=\"default\" back"):
+        folder.settle(terms(weight=30, data="cohort-2"))
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"config": {}}', '{"config": 3, "weight": 1}'])
-def test_a_state_without_what_its_run_began_with_is_refused(text: str | None, folder: SiteFolder) -> None:
-    if text is not None:
-        (folder.root / "run.json").write_text(text)
+@pytest.mark.parametrize("text", ["", "[]", '{"config": {}}', '{"config": 3, "weight": 1}'])
+def test_a_state_with_damaged_terms_is_refused(text: str, folder: SiteFolder) -> None:
+    (folder.root / "run.json").write_text(text)
     with pytest.raises(SiteError, match=r"run.json is damaged .*: let this site sit the run out"):
-        folder.settle(tiny_config("fedrp"), 1)
+        folder.settle(terms("fedrp"))
+
+
+@pytest.mark.parametrize("name", ["run.json", "state.safetensors"])
+def test_a_site_that_has_lost_a_file_sits_the_run_out(name: str, folder: SiteFolder) -> None:
+    """To begin anew would be to answer round 1 again: with new noise, and under the same masks."""
+    (folder.root / name).unlink()
+    for again in (folder.settle, lambda asked: folder.begin(1, asked)):
+        with pytest.raises(SiteError, match=rf"was begun here, but .*{name} is gone: let this site sit the run out"):
+            again(terms("fedrp"))
+
+
+def test_a_crash_between_the_first_two_files_can_be_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SiteFolder(tmp_path, bytes(16))
+
+    def dies(path: Path, data: bytes) -> None:
+        if path.name == "run.json":
+            raise KeyboardInterrupt
+        write_atomically(path, data)
+
+    monkeypatch.setattr("fedrp.sitefolder.write_atomically", dies)
+    with pytest.raises(KeyboardInterrupt):
+        folder.begin(2, terms())
+    monkeypatch.undo()
+    folder.begin(2, terms())
+    folder.settle(terms())
+    assert folder.load(2) == Silo(2)
+
+
+def test_a_run_from_before_sites_named_their_data_goes_on(folder: SiteFolder) -> None:
+    old = json.loads((folder.root / "run.json").read_text())
+    del old["data"]
+    (folder.root / "run.json").write_text(json.dumps(old))
+    folder.settle(terms("fedrp"))
+    assert folder.terms("cohort-1").data == "cohort-1"
+
+
+# --- the attack: a site that has forgotten what it sent --------------------------------------------------------------
+
+
+def lose_the_state(folder: Path) -> None:
+    (folder / "state.safetensors").unlink()
+
+
+def lose_the_terms(folder: Path) -> None:
+    (folder / "run.json").unlink()
+
+
+def damage_the_state(folder: Path) -> None:
+    (folder / "state.safetensors").write_bytes((folder / "state.safetensors").read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lose_the_state, "was begun here, but {folder}/state.safetensors is gone: let this site sit the run out"),
+        (lose_the_terms, "was begun here, but {folder}/run.json is gone: let this site sit the run out"),
+        (shutil.rmtree, "was begun here, but {folder}/run.json is gone: let this site sit the run out"),
+        (damage_the_state, "{folder}/state.safetensors is damaged"),
+    ],
+)
+def test_a_site_that_has_lost_its_state_does_not_answer_a_round_again(
+    loss: Callable[[Path], None], told: str, tmp_path: Path
+) -> None:
+    """New noise under the same masks: the difference of two answers would show both uploads' noise, and average it."""
+    noisy = {"noise_multiplier": 2.0, "secure_aggregation": True, "quorum": 1.0}
+    run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", **noisy))
+    run.app = client_app(tiny_load)  # secrets of the system, as deployed
+    known = os.urandom(16)
+    call = Message(Kind.ROUND, known, 1, wire.SERVER, Call((0, 1, 2, 3), (1,) * 4).payload(), 4)
+
+    def asked() -> bytes:
+        with local_run():
+            return packet_of(run.answer(0, question(wire.encode([call]), FIRST_NODE, ROUND, known, 1)))
+
+    reply = asked()
+    assert wire.messages_of(wire.decode(reply), Kind.UPLOAD)
+    assert asked() == reply
+    folder = run.folder(0)
+    loss(folder)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=r"^SiteError$"):
+            asked()
+    reason = json.loads((folder.parent / "failures.jsonl").read_text().splitlines()[-1])["reason"]
+    assert told.format(folder=folder) in reason
+    assert "let this site sit the run out" in reason
 
 
 # --- a disk that is full, a process that is killed -------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_the_old_state(small_disk: Path, federation: Federation) -> None:
-    folder = SiteFolder.open(small_disk, federation.run)
+    folder = SiteFolder(small_disk, federation.run)
+    folder.begin(1, terms("fedrp"))
     old = federation.silos[1]
     folder.save(old)
     big = dataclasses.replace(old, round=2, reply=bytes(100_000))

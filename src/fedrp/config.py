@@ -165,7 +165,8 @@ def _typed(name: str, value: object, hint: Any) -> object:
             return int(value)
         if float in kinds and isinstance(value, numbers.Real):
             return float(value)
-    if isinstance(value, bool) != (bool in kinds) or not isinstance(value, kinds):
+    plain = tuple(typing.get_origin(kind) or kind for kind in kinds)
+    if isinstance(value, bool) != (bool in kinds) or not isinstance(value, plain):
         expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
         raise ConfigError(f"{name}={value!r} is not valid: expected {expected}")
     return value
@@ -199,19 +200,22 @@ def _suggestion(value: str, known: list[str]) -> str:
 # --- TOML ----------------------------------------------------------------------------------------------------------
 
 
-def read_toml(path: Path, allowed: typing.Iterable[str]) -> dict[str, Any]:
-    """The settings of a TOML file, keys with '-' or '_' alike; an unknown key is an error with a suggestion."""
+def read_toml(path: Path, allowed: typing.Iterable[str] | None = None) -> dict[str, Any]:
+    """The settings of a TOML file, keys with '-' or '_' alike; an unknown key is an error with a suggestion.
+
+    `allowed` are the known keys; None: any.
+    """
     try:
         raw = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {_reason(error)}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    known = list(allowed)
+    known = None if allowed is None else list(allowed)
     settings = {}
     for key, value in raw.items():
         name = key.replace("-", "_")
-        if name not in known:
+        if known is not None and name not in known:
             raise ConfigError(f"{path}: unknown key '{key}'{_suggestion(name, known)}")
         settings[name] = value
     return settings

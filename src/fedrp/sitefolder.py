@@ -1,6 +1,6 @@
 """The folder of a deployed client: all it keeps between two messages, in one file that is always complete.
 
-    STATE/RUN/run.json            settings of the run and the site's weight in it, as they were at the first message
+    STATE/RUN/run.json            what the run began with: its settings, the site's weight in it, the data set's name
               state.safetensors   the client's state, see `fedrp.silo.Silo`; no opened key is in it
               status.json         how things are, for people and monitors
               log.jsonl           what happened, a line per event
@@ -9,7 +9,9 @@
               lock                held while a message is worked on
 
 RUN is the run id: a client that meets an old run again still knows how far it went, and refuses to do a round twice,
-or one with other settings than those that it was told of first: privacy is accounted for these.
+or one with other settings than those that it was told of first: privacy is accounted for these. Both files are written
+before the first reply leaves (`fedrp.site_ledger.begin`); from then on, one that is gone means that the site has
+forgotten what it sent, and it sits the run out.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,67 +38,114 @@ from fedrp.secret import SecretKey
 from fedrp.silo import Silo
 from fedrp.status import append_line, read_status, write_status
 
+DEFAULT_DATA = "default"  # what a site's data set is called if the site does not name it
 _FORMAT = "fedrp site state 2"
+
+
+_SIT_OUT = "let this site sit the run out, it can join the next (an older copy would make it send a round twice)"
+
+
+class Terms(NamedTuple):
+    """What a run begins with at a site, and keeps."""
+
+    settings: Mapping[str, Any]  # of the resolved `RunConfig`, as JSON has them
+    weight: int  # the site's, in the mean
+    data: str  # the site's name for the data set that it trains on
+
+    @classmethod
+    def of(cls, config: RunConfig, weight: int, data: str) -> "Terms":
+        """The terms of a run with a resolved config."""
+        return cls(json.loads(to_json(config)), weight, data)
 
 
 @dataclass(frozen=True)
 class SiteFolder:
-    """One run at one site."""
+    """One run at one site, below the site's state folder."""
 
-    root: Path
+    state: Path
     run: bytes
 
-    @classmethod
-    def open(cls, state: Path, run: bytes) -> "SiteFolder":
-        """The folder of a run below the site's state folder; made if it is not there."""
-        root = state / run.hex()
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise SiteError(f"cannot use the state folder {state}: {error.strerror}") from None
-        return cls(root, run)
+    @property
+    def root(self) -> Path:
+        """The folder of the run."""
+        return self.state / self.run.hex()
 
     def lock(self, patience: float = 600.0) -> AbstractContextManager[None]:
         """Keep other processes away from this folder; waits for one that is at work."""
         return locked(self.root / "lock", patience)
 
-    def settle(self, config: RunConfig, weight: int) -> None:
-        """Tie the run id to its settings and to this site's weight, for good, with the first message.
+    def begin(self, index: int, terms: Terms) -> None:
+        """Make the folder, with the state of a client that has done nothing yet, and tie the run to its terms.
+
+        Guarantees: after a crash at any step it can be called again. The state is written before the terms, so that
+        terms without a state mean a loss.
 
         Raises:
-            ConfigError: this run began with other settings here.
-            DataError: it began with another weight here.
-            SiteError: what it began with cannot be read.
+            ConfigError, DataError, SiteError: the run was begun before, see `settle`.
         """
-        path, settings = self.root / "run.json", json.loads(to_json(config))
-        if not path.exists() and not self._state_file.exists():
-            write_atomically(path, json.dumps({"config": settings, "weight": weight}, indent=2).encode())
+        if self._terms_file.exists():
+            self.settle(terms)
             return
         try:
-            begun = json.loads(path.read_text())
-            known, known_weight = dict(begun["config"]), int(begun["weight"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SiteError(f"{path} is damaged ({error}): let this site sit the run out") from None
-        for name in settings:
-            if known.get(name) != settings[name]:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SiteError(f"cannot use the state folder {self.state}: {error.strerror}") from None
+        if not self._state_file.exists():
+            self.save(Silo(index))
+        elif self.load(index).round > 0:
+            raise self._lost(self._terms_file)
+        record = {"config": terms.settings, "weight": terms.weight, "data": terms.data}
+        write_atomically(self._terms_file, json.dumps(record, indent=2).encode())
+
+    def settle(self, terms: Terms) -> None:
+        """Go on with a run that was begun here, on the same terms.
+
+        Raises:
+            ConfigError: it began with other settings, or on other data.
+            DataError: it began with another weight.
+            SiteError: its state or its terms are gone, or cannot be read.
+        """
+        for path in (self._terms_file, self._state_file):
+            if not path.exists():
+                raise self._lost(path)
+        run, known = self.run.hex(), self.terms()
+        for name, value in terms.settings.items():
+            if known.settings.get(name) != value:
                 raise ConfigError(
-                    f"run {self.run.hex()} began with {name}={known.get(name)} here, not {settings[name]}: "
+                    f"run {run} began with {name}={known.settings.get(name)} here, not {value}: "
                     "other settings need a run of their own, with another store"
                 )
-        if known_weight != weight:
+        if known.data != terms.data:
+            raise ConfigError(
+                f"run {run} began on data '{known.data}' here, not '{terms.data}': put data=\"{known.data}\" back into "
+                "the node config until the run is over"
+            )
+        if known.weight != terms.weight:
             raise DataError(
-                f"run {self.run.hex()} began with {known_weight} examples here, now there are {weight}: "
+                f"run {run} began with {known.weight} examples here, now there are {terms.weight}: "
                 "with weighting=samples they must stay the same to the end of the run, put them back"
             )
 
-    def load(self, index: int) -> Silo:
-        """The state of client `index`; a new one before the first message.
+    def terms(self, unnamed: str = DEFAULT_DATA) -> Terms:
+        """What the run began with; `unnamed` is the data set of one that is older than such names.
 
         Raises:
-            SiteError: the file is damaged, or belongs to another run or client.
+            SiteError: that cannot be read.
+        """
+        try:
+            begun = json.loads(self._terms_file.read_text())
+            return Terms(dict(begun["config"]), int(begun["weight"]), str(begun.get("data", unnamed)))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SiteError(f"{self._terms_file} is damaged ({error!r}): {_SIT_OUT}") from None
+
+    def load(self, index: int) -> Silo:
+        """The state of client `index`.
+
+        Raises:
+            SiteError: the file is gone or damaged, or belongs to another run or client.
         """
         if not self._state_file.exists():
-            return Silo(index)
+            raise self._lost(self._state_file)
         try:
             with safe_open(self._state_file, framework="numpy") as file:
                 metadata = file.metadata() or {}
@@ -110,7 +159,7 @@ class SiteFolder:
                 mask_keys, reply = file.get_tensor("mask_keys"), file.get_tensor("reply").tobytes()
             silo = Silo.of_record(record, ClientState(*fields) if fields else None, last, mask_keys, reply)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise SiteError(f"{self._state_file} is damaged ({error}): restore it from a backup") from None
+            raise SiteError(f"{self._state_file} is damaged ({error}): {_SIT_OUT}") from None
         if silo.index != index:
             raise SiteError(f"{self._state_file} belongs to client {silo.index}, this is client {index}")
         return silo
@@ -166,6 +215,13 @@ class SiteFolder:
     def log(self, event: str, details: Mapping[str, object]) -> None:
         """Add a line to the log."""
         append_line(self.root / "log.jsonl", {"event": event, **details})
+
+    def _lost(self, path: Path) -> SiteError:
+        return SiteError(f"run {self.run.hex()} was begun here, but {path} is gone: {_SIT_OUT}")
+
+    @property
+    def _terms_file(self) -> Path:
+        return self.root / "run.json"
 
     @property
     def _state_file(self) -> Path:

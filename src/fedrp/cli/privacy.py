@@ -20,31 +20,42 @@ from fedrp.cli.common import (
 from fedrp.config import RunConfig, from_settings
 from fedrp.errors import ConfigError, PrivacyError
 
+_DELTA = 1e-5
+
 # --- privacy -------------------------------------------------------------------------------------------------------
 
 
 @cli.command()
-@click.argument("run_folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--agreed", type=click.Path(path_type=Path), help="a site's caps  [default: those of its last run]")
 @click.option("--dim", type=int, help="projection dimension m")
 @click.option("--alpha", type=float, help="sensitivity-to-norm ratio")
 @click.option("--sensitivity", type=float, help="largest distance between the vectors of adjacent data sets")
 @click.option("--norm-min", type=float, help="smallest norm of a vector")
-@click.option("--delta", type=float, default=1e-5, show_default=True, help="delta of every statement")
+@click.option("--delta", type=float, help="delta of every statement  [default: 1e-05; of a site, its total_delta]")
 @click.option("--rounds", type=int, default=1, show_default=True, help="rounds T to compose")
 @click.option("--clients", type=int, help="clients K that share the matrix, for the joint and the aggregate view")
 @click.option("--distance", type=float, help="distance of a client's vector to the span of the others'")
 @click.option("--secure-aggregation", is_flag=True, help="also the view of a server that sees sums only")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def privacy(run_folder: Path | None, as_json: bool, dim: int | None, **view: Any) -> None:
-    """What a projection is worth by each bound, or the ledger of the run in RUN_FOLDER."""
-    if run_folder is not None:
-        _print_ledger(run_folder, as_json)
+def privacy(
+    folder: Path | None, agreed: Path | None, as_json: bool, dim: int | None, delta: float | None, **view: Any
+) -> None:
+    """What a projection is worth by each bound, or what was released according to FOLDER.
+
+    FOLDER is that of a finished run, or the state folder of a site: what all its runs spent, and what is left.
+    """
+    if folder is not None:
+        if (folder / "result.json").exists() or not _is_site(folder):
+            _print_ledger(folder, as_json)
+        else:
+            _print_budgets(folder, agreed, delta, as_json)
         return
     from fedrp.privacy import projection_report
 
     if dim is None:
-        raise ConfigError("give --dim, or the folder of a finished run")
-    report = projection_report(dim, **view).as_json()
+        raise ConfigError("give --dim, or the folder of a finished run or of a site")
+    report = projection_report(dim, delta=_DELTA if delta is None else delta, **view).as_json()
     if as_json:
         print(json.dumps(report))
     else:
@@ -52,12 +63,33 @@ def privacy(run_folder: Path | None, as_json: bool, dim: int | None, **view: Any
             print(f"{name:<24} {json.dumps(value)}")
 
 
+def _is_site(folder: Path) -> bool:
+    from fedrp.site_ledger import FILE
+
+    return (folder / FILE).exists() or any(folder.glob("*/run.json"))
+
+
+def _print_budgets(folder: Path, agreed: Path | None, delta: float | None, as_json: bool) -> None:
+    from fedrp.site_ledger import budgets
+
+    found = budgets(folder, agreed, delta)
+    if as_json:
+        print(json.dumps([budget.as_json() for budget in found]))
+        return
+    for budget in found:
+        print("\n".join(budget.lines()))
+        for entry in budget.entries:
+            print(f"    run {entry.run}, begun {entry.begun}: {entry.algorithm}, {entry.rounds} rounds")
+
+
 def _print_ledger(folder: Path, as_json: bool) -> None:
     try:
         result = json.loads((folder / "result.json").read_text())
         ledger, warnings = result["privacy"], result.get("warnings", [])  # earlier versions had none
     except (OSError, ValueError, KeyError):
-        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable result.json") from None
+        raise ConfigError(
+            f"{folder} is not the folder of a finished run or of a site: it has no readable result.json or ledger.json"
+        ) from None
     if as_json:
         print(json.dumps(ledger))
         return

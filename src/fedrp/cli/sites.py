@@ -76,9 +76,14 @@ def _print_roster(shown: Any) -> None:
 
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object per run")
-def status(folder: Path, as_json: bool) -> None:
-    """How a deployed run is doing: FOLDER is the state folder of a site, or the store of a server."""
+@click.option("--agreed", type=click.Path(path_type=Path), help="the site's caps  [default: those of its last run]")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per run, and one per data set of a site")
+def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
+    """How a deployed run is doing: FOLDER is the state folder of a site, or the store of a server.
+
+    At a site also what all runs have spent of its privacy budget, and what is left.
+    """
+    from fedrp.site_ledger import FILE, budgets
     from fedrp.status import statuses
 
     for place, run in enumerate(statuses(folder)):
@@ -89,3 +94,24 @@ def status(folder: Path, as_json: bool) -> None:
             f"{name:<14} {line}" for name, value in run.items() for line in (value if name == "privacy" else [value])
         ]
         print("\n".join(([""] if place else []) + lines))
+    for budget in budgets(folder, agreed) if (folder / FILE).exists() else ():
+        print(json.dumps(budget.as_json()) if as_json else "\n".join(["", *budget.lines()]))
+
+
+@cli.group()
+def ledger() -> None:
+    """What the runs at a site have spent of its privacy budget; 'fedrp privacy STATE' shows it."""
+
+
+@ledger.command("rebuild")
+@click.argument("state", type=click.Path(path_type=Path))
+@click.option("--data", help="data set of runs from before sites named theirs  [default: default]")
+def ledger_rebuild(state: Path, data: str | None) -> None:
+    """Enter all runs that have a folder below STATE into the site's ledger.
+
+    Runs whose folders were removed cannot be counted: what they spent must be added to what the ledger says.
+    """
+    from fedrp.site_ledger import FILE, rebuild
+    from fedrp.sitefolder import DEFAULT_DATA
+
+    print(f"{rebuild(state, data or DEFAULT_DATA)} runs entered into {state / FILE}")

@@ -33,11 +33,14 @@ from fedrp.roster import Roster, load_identity
 from fedrp.sealing import Entropy, Identity, SiteEntropy
 from fedrp.silo import Silo, Site, Workbench, finished, hello, make_workbench, respond, weight_of
 from fedrp.simulate import resolved
-from fedrp.sitefolder import SiteFolder
+from fedrp.site_ledger import Caps, begin, read_caps
+from fedrp.sitefolder import DEFAULT_DATA, SiteFolder, Terms
 from fedrp.status import append_line
 from fedrp.task import examples
 from fedrp.training import Examples
 from fedrp.wire import Kind
+
+_LONGEST_NAME = 200
 
 
 def client_app(load: Load) -> ClientApp:
@@ -78,16 +81,18 @@ class _Desk:
     bench: Workbench
     site: Site
     folder: SiteFolder
+    caps: Caps
 
 
 def _reply(question: Message, context: Context, load: Load, entropy: Source) -> bytes:
     packet, (run, round_) = packet_of(question), place_of(question)
     desk = _desk(run, context, load, entropy)
     kind = question.metadata.message_type
+    if kind == HELLO:
+        _rehearse(desk)
+    terms = Terms.of(desk.bench.config, weight_of(desk.bench, desk.site), _data_name(context.node_config))
+    begin(desk.folder, desk.context.index, terms, desk.caps)
     with desk.folder.lock():
-        if kind == HELLO:
-            _rehearse(desk)
-        desk.folder.settle(desk.bench.config, weight_of(desk.bench, desk.site))
         _state_privacy(desk)
         if desk.bench.config.secure_aggregation:
             mask_key = desk.folder.mask_key(desk.site.entropy.secret("mask"))
@@ -100,8 +105,10 @@ def _reply(question: Message, context: Context, load: Load, entropy: Source) -> 
 def _desk(run: bytes, context: Context, load: Load, entropy: Source) -> _Desk:
     """All that the client needs to work on a message of a run."""
     node = context.node_config
+    caps = Caps()
     if "agreed" in node:
         require_agreed(_path(node, "agreed"), context.run_config)
+        caps = read_caps(_path(node, "agreed"))
     config, _ = run_settings(context.run_config)
     identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
     about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
@@ -111,9 +118,9 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Source) -> _Desk:
     require_hidden_start(config, task.model, parameters)
     device = torch.device(str(node.get("device", "cpu")))
     bench = make_workbench(config, run, roster, task.model, task.loss, device, Speed().projection_memory * 2**20)
-    folder = SiteFolder.open(_path(node, "state"), run)
+    folder = SiteFolder(_path(node, "state"), run)
     data = examples(task.train, "the site's training set")
-    return _Desk(about, task, bench, Site(identity, entropy(about, identity), data), folder)
+    return _Desk(about, task, bench, Site(identity, entropy(about, identity), data), folder, caps)
 
 
 def _path(node: Values, name: str) -> Path:
@@ -121,6 +128,14 @@ def _path(node: Values, name: str) -> Path:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"the node config has no {name}: give it with --node-config '{name}=\"PATH\" ...'")
     return Path(value)
+
+
+def _data_name(node: Values) -> str:
+    """What the site calls its data set: the account that runs are charged to."""
+    name = node.get("data", DEFAULT_DATA)
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise ConfigError(f'data={name!r} in the node config is not valid: expected a name, as data="cohort-2024"')
+    return name
 
 
 def _state_privacy(desk: _Desk) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, from_settings, read_toml, require_choice, require_types
 from fedrp.errors import ConfigError
+from fedrp.site_ledger import CAPS
 
 Values = Mapping[str, bool | float | int | str]
 
@@ -76,20 +77,21 @@ def require_agreed(agreed: Path, run_config: Values) -> None:
     """Refuse a run whose settings are not those that the site agreed to, in a TOML file on its premises.
 
     What the file does not list must have its default, but for the settings that no promise of privacy depends on. Keys
-    of the app's own have no default that a site knows, and may choose its data: all of them must be listed.
+    of the app's own have no default that a site knows, and may choose its data: all of them must be listed. What all
+    runs may cost together is in the same file, see `fedrp.site_ledger.read_caps`.
 
     Raises:
         ConfigError: a setting of the run has another value.
     """
     asked, _ = run_settings(run_config)
     own = {key.replace("-", "_"): value for key, value in run_config.items() if key.startswith(_OWN)}
-    listed = read_toml(agreed, [*(field.name for field in dataclasses.fields(RunConfig)), *own])
+    listed = read_toml(agreed, [*(field.name for field in dataclasses.fields(RunConfig)), *CAPS, *own])
     for name, value in own.items():
         if name not in listed:
             raise ConfigError(f"the run has {name}={value}, which {agreed} does not list: list it there to agree to it")
         if listed[name] != value:
             raise ConfigError(f"the run has {name}={value}, this site agreed to {listed[name]} in {agreed}")
-    expected, _ = run_settings({name: value for name, value in listed.items() if name not in own})
+    expected, _ = run_settings({name: value for name, value in listed.items() if name not in (*CAPS, *own)})
     free = frozenset[str]() if asked.sensitivity is not None else _FREE
     for name, value in dataclasses.asdict(asked).items():
         wanted = getattr(expected, name)

@@ -65,6 +65,7 @@ def bound(name: str, event: events.Event, delta: float) -> Answer:
         elif isinstance(leaf, events.ProjectedRelease) and _ratio(leaf) > LARGEST_RATIO:
             return Refused(too_large(_ratio(leaf)))
         elif not _harmless(leaf):
+            leaf = leaf.event if isinstance(leaf, events.PoissonSampled) and leaf.rate == 1 else leaf
             leaves[leaf] = leaves.get(leaf, 0) + count
     if exposed:
         return EpsilonInterval(math.inf, math.inf, math.inf)
@@ -103,7 +104,7 @@ def _paper(leaves: Leaves, delta: float) -> Answer:
 
 def _exact(leaves: Leaves, delta: float) -> Answer:
     """The hockey-stick divergence itself, where it is known."""
-    leaf, count = _only(leaves)
+    leaf, count = _only(_as_one_gaussian(leaves))
     if isinstance(leaf, events.GaussianRelease):
         epsilon = gaussian_epsilon(leaf.noise_multiplier, delta, count)
         return EpsilonInterval(epsilon, epsilon, epsilon)
@@ -159,6 +160,9 @@ def _pld(leaves: Leaves, delta: float) -> Answer:
         return _upper(pld.sampled_gaussian_epsilon(leaf.noise_multiplier / math.sqrt(count), delta, 1, 1.0))
     if isinstance(leaf, events.PoissonSampled) and leaf.participation_hidden:
         return _upper(pld.sampled_gaussian_epsilon(leaf.event.noise_multiplier, delta, count, leaf.rate))
+    kinds = {kind: number for part, number in leaves.items() if (kind := _sampled(part))}
+    if leaf is None and len(kinds) == len(leaves):
+        return _upper(pld.sampled_gaussians_epsilon(kinds, delta))
     if type(leaf) is events.ProjectedRelease:
         tail = 1e-4 * delta / count
         lower = pld.composed_epsilon(growing_losses(leaf.rows, _ratio(leaf), tail), count, delta)
@@ -176,6 +180,21 @@ BOUNDS: dict[str, Callable[[Leaves, float], Answer]] = {
     "renyi": _renyi,
     "pld": _pld,
 }
+
+
+def _as_one_gaussian(leaves: Leaves) -> Leaves:
+    """Gaussian releases of different noise are one: squared separations add up."""
+    gaussians = {leaf: count for leaf, count in leaves.items() if isinstance(leaf, events.GaussianRelease)}
+    if len(leaves) < 2 or len(gaussians) < len(leaves):
+        return leaves
+    squared = sum(count / leaf.noise_multiplier**2 for leaf, count in gaussians.items())
+    return {events.GaussianRelease(1 / math.sqrt(squared)): 1}
+
+
+def _sampled(leaf: Leaf) -> pld.Sampled | None:
+    if isinstance(leaf, events.PoissonSampled):
+        return pld.Sampled(leaf.event.noise_multiplier, leaf.rate, leaf.participation_hidden)
+    return pld.Sampled(leaf.noise_multiplier, 1.0, False) if isinstance(leaf, events.GaussianRelease) else None
 
 
 def _only(leaves: Leaves) -> tuple[Leaf | None, int]:
