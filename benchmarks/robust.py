@@ -77,6 +77,7 @@ STUDIES = {
         {"dataset": "mnist", "clients": 100, "rounds": 10},
         (HONEST, "flip:10", "random:10"),
         seeds=(0,),
+        algorithms=("fedavg", "fedrp-subspace"),
     ),
 }
 
