@@ -75,7 +75,7 @@ STUDIES = {
     "mnist": Study(
         "Full MNIST, 100 clients of whom 10 are hostile, 10 rounds, E = 1, m = 1,000 with sign",
         {"dataset": "mnist", "clients": 100, "rounds": 10},
-        (HONEST, "flip:10", "random:10"),
+        (HONEST, "flip:10"),
         seeds=(0,),
         algorithms=("fedavg", "fedrp-subspace"),
     ),
