@@ -11,6 +11,7 @@ date that made it. The data folder is FEDRP_DATA.
 
 import argparse
 import functools
+import itertools
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments import BUDGETS, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
 from origin import origin_of
+from robust import RULES, STUDIES, lines_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +41,7 @@ COMPRESSION = (
 )
 OWN_SCRIPTS = {
     "compression": {f"{COMPRESSION} --seed {seed}": f"compression_seed_{seed}.json" for seed in (0, 1, 2)},
+    "robust": {"python benchmarks/robust.py": "robust.jsonl"},
     "rounds": {"python benchmarks/rounds.py --repeats 6": "rounds.json"},
 }
 
@@ -288,6 +291,35 @@ def rounds_table() -> str:
     return "\n".join(lines)
 
 
+def robust_table() -> str:
+    """What `benchmarks/robust.py` kept: for each study, a line for each algorithm and rule."""
+    kept = lines_of(KEPT / "robust.jsonl")
+    parts = ["Every cell: a run of `python benchmarks/robust.py --out FILE`.", ""]
+    for name, study in STUDIES.items():
+        seeds = ", ".join(map(str, study.seeds))
+        parts += [f"**{study.title}; seeds {seeds}; accuracy %.**", ""]
+        parts += [_row(["algorithm", "aggregation", *study.attacks]), "|---" * (len(study.attacks) + 2) + "|"]
+        for algorithm, rule in itertools.product(study.algorithms, RULES):
+            lines = [line for line in kept if line["study"] == name]
+            lines = [line for line in lines if _is_of(line["config"], algorithm=algorithm, aggregation=rule)]
+            cells = [_outcome([line for line in lines if line["attack"] == attack]) for attack in study.attacks]
+            parts.append(_row([f"`{algorithm}`", f"`{rule}`", *cells]))
+        parts.append("")
+    return "\n".join([*parts, f"Commits: {', '.join(sorted({line['origin']['commit'] for line in kept}))}."])
+
+
+def _is_of(config: dict[str, Any], **settings: str) -> bool:
+    return all(config[name] == value for name, value in settings.items())
+
+
+def _outcome(lines: list[dict[str, Any]]) -> str:
+    """The accuracies of the seeds; and in how many of them training diverged."""
+    good = [line for line in lines if line["diverged"] is None]
+    shown = [_spread(good, "accuracy_client_mean")] if good else []
+    lost = len(lines) - len(good)
+    return ", ".join([*shown, *([f"diverged ({lost} of {len(lines)})"] if lost else [])])
+
+
 def render() -> None:
     page = PAGE.read_text()
     for name, draw in FIGURE_MAKERS.items():
@@ -309,6 +341,7 @@ FIGURE_MAKERS: dict[str, Callable[[Path], None]] = {
 OTHER_TABLES: dict[str, Callable[[], str]] = {
     **{f"private-{epsilon}": functools.partial(grid_table, f"private-{epsilon}") for epsilon in EPSILONS},
     "compression": compression_table,
+    "robust": robust_table,
     "rounds": rounds_table,
 }
 

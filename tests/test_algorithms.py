@@ -3,7 +3,8 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,7 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "dropout": (0.4, {"quorum": 0.3}),
     "quorum": (1.0, {"quorum": 0.3, "dropout": 0.3}),
     "weighting": ("samples", {"partition": "dirichlet:0.5"}),
+    "aggregation": ("median", {}),
     "secure_aggregation": (True, {}),
     "secure_range": (0.01, {"secure_aggregation": True}),
     "sealing": ("hybrid", {}),
@@ -272,6 +274,20 @@ def test_fedavg_with_many_local_steps_ends_beside_the_optimum_less_so_with_small
 
 def test_fedadmm_finds_the_optimum_although_clients_disagree_and_take_many_steps() -> None:
     assert solve(algorithm="fedadmm", rounds=75, local_epochs=3, lr=0.2, rho=1.0) < 1e-6
+
+
+@pytest.mark.parametrize(("rule", "middle"), [("mean", np.mean), ("median", np.median)])
+def test_fedadmm_ends_where_the_aggregate_of_the_gradients_is_zero(rule: str, middle: Callable[..., Any]) -> None:
+    """Its fixed points have w_i = zbar and y_i = -gradient, so the server's rule makes zero of the duals."""
+    task, _ = regression()
+    base = RunConfig(algorithm="fedadmm", clients=3, batch_size=24, momentum=0.0, grad_clip=0.0, aggregation=rule)
+    weights = simulate(dataclasses.replace(base, rounds=75, local_epochs=3, lr=0.2, rho=1.0), task).model
+    gradients = []
+    for x, y in task.train:
+        design = np.hstack([x.numpy(), np.ones((len(x), 1))])
+        gradients.append(design.T @ (design @ weights - y.numpy()[:, 0]) / len(x))
+    assert np.abs(middle(gradients, axis=0)).max() < 1e-6
+    assert np.abs(gradients).max() > 0.1
 
 
 def test_fwc_does_not_find_it() -> None:

@@ -109,6 +109,16 @@ def small(pictures: Path) -> list[object]:
         (["--dropout=0.2", "--algorithm=fwc"], CONFIG, "dropout=0.2 does nothing with algorithm 'fwc': leave it out"),
         (["--quorum=1", "--algorithm=fwc"], CONFIG, "quorum=1.0 does nothing with algorithm 'fwc'"),
         (["--weighting=samples", "--algorithm=fwc"], CONFIG, "weighting=samples does nothing with algorithm 'fwc'"),
+        (["--aggregation=trimmed:0.6"], CONFIG, "aggregation=trimmed:0.6 is not valid: expected mean, median or trim"),
+        (["--aggregation=median", "--algorithm=fwc"], CONFIG, "aggregation=median does nothing with algorithm 'fwc'"),
+        (["--aggregation=median", "--secure-aggregation"], CONFIG, "leave it out, or use --no-secure-aggregation"),
+        (
+            ["--aggregation=median", "--dp-epsilon=5", "--algorithm=fedrp-subspace"],
+            CONFIG,
+            "aggregation=median does not go with noise",
+        ),
+        (["--aggregation=median", "--weighting=samples"], CONFIG, "aggregation=median counts every client once"),
+        (["--aggregation=trimmed:0.05"], CONFIG, "aggregation=trimmed:0.05 cuts nothing off 10 uploads a round"),
         (
             ["--secure-range=9"],
             CONFIG,

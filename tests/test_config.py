@@ -30,6 +30,7 @@ NAN, INF = float("nan"), float("inf")
         ("dp_delta", (0.0, 1.0, NAN)),
         ("seed", (-1, 2**63)),
         ("weighting", ("by-size",)),
+        ("aggregation", ("mode", "trimmed:0.5", "trimmed:nan")),
     ],
 )
 def test_values_out_of_range_are_refused_by_name_and_value(name: str, values: tuple[object, ...]) -> None:

@@ -82,8 +82,11 @@ def test_all_sites_deliver_the_same_frozen_parts_as_the_simulator(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["fedrp-subspace", "fedavg"])
-@pytest.mark.parametrize("changes", [{"participation": 0.5}, {"weighting": "samples"}, {"sampling": "poisson"}])
-def test_partial_participation_and_weights_are_those_of_the_simulator(
+@pytest.mark.parametrize(
+    "changes",
+    [{"participation": 0.5}, {"weighting": "samples"}, {"sampling": "poisson"}, {"aggregation": "trimmed:0.25"}],
+)
+def test_partial_participation_weights_and_aggregation_are_those_of_the_simulator(
     name: str, changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedrp.flower.driver._coins", seeded_coins)
@@ -353,7 +356,11 @@ def test_uploads_are_masked_unless_the_run_config_says_otherwise() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"store": ""}, "has no store"), ({"min-clients": 5}, "min_clients=5 is more than clients=4")],
+    [
+        ({"store": ""}, "has no store"),
+        ({"min-clients": 5}, "min_clients=5 is more than clients=4"),
+        ({"aggregation": "median", "secure_aggregation": True}, "or use .*secure-aggregation = false in a Flower run"),
+    ],
 )
 def test_a_server_that_cannot_work_says_so(changes: dict[str, object], told: str, tmp_path: Path) -> None:
     run = FlowerFederation(tmp_path, tiny_config("fedavg"))
@@ -418,6 +425,7 @@ def test_the_documented_agreement_fits_the_documented_run_however_it_trains(agre
         ({"participation": 0.5}, "participation=0.5"),
         ({"sampling": "poisson"}, "sampling=poisson"),
         ({"weighting": "samples"}, "weighting=samples"),
+        ({"aggregation": "median"}, "aggregation=median, which .* the default, mean"),
         ({"sealing": "hybrid"}, "sealing=hybrid"),
         ({"secure-range": 1e9}, "secure_range="),
         ({"ball": 1e6}, "ball="),

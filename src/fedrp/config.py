@@ -21,6 +21,9 @@ WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
+_SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
+_TRIMMED = "trimmed:"
+_SMALLEST_SHARE = 1e-6
 DEFAULT_QUORUM = 0.5
 _LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
 _MOST_THREADS = 1024  # torch crashes on absurd numbers
@@ -61,6 +64,7 @@ class RunConfig:
     dropout: float = _setting(0.0, "probability that a participant drops out in the middle of a round")
     quorum: float | None = _setting(None, "share of participants that a round needs; default 0.5, with shared noise 1")
     weighting: str = _setting("uniform", "weights of the average: uniform or samples")
+    aggregation: str = _setting("mean", "what the server makes of uploads: mean, median or trimmed:F (F from each end)")
     server_momentum: float | None = _setting(
         None, "momentum of the common model over rounds (fedavg, fedavg-dp: default 0; fedrp-subspace: by size)"
     )
@@ -105,6 +109,8 @@ class RunConfig:
         require(1e-100 <= self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability from 1e-100 to below 1")
         require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
         require_choice("weighting", self.weighting, WEIGHTINGS)
+        expected = f"mean, median or trimmed:F with F from {_SMALLEST_SHARE:g} to below 0.5"
+        require(_share_of(self.aggregation) is not None, "aggregation", self.aggregation, expected)
         require_choice("sampling", self.sampling, SAMPLINGS)
         require_choice("dp_noise", self.dp_noise, DP_NOISES)
         require_choice("sealing", self.sealing, SEALINGS)
@@ -127,6 +133,11 @@ class RunConfig:
         return self.ball is not None or self.sensitivity is not None
 
     @property
+    def trimmed_share(self) -> float:
+        """The share of uploads that the server cuts off at each end, per coordinate: 0 for mean, 0.5 for median."""
+        return settled(_share_of(self.aggregation))
+
+    @property
     def expected_participants(self) -> int:
         """How many clients take part in a round: exactly (fixed) or on average (poisson)."""
         return max(1, round(self.participation * self.clients))
@@ -147,6 +158,17 @@ class Speed:
             require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
         require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
+
+
+def _share_of(aggregation: str) -> float | None:
+    """What `RunConfig.trimmed_share` says, or None if it is no such setting."""
+    if not aggregation.startswith(_TRIMMED):
+        return _SHARES.get(aggregation)
+    try:
+        share = float(aggregation.removeprefix(_TRIMMED))
+    except ValueError:
+        return None
+    return share if _SMALLEST_SHARE <= share < _SHARES["median"] else None
 
 
 def require_types(record: object) -> None:

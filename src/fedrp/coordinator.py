@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp import secure_sum, wire
-from fedrp.aggregate import Vector, weighted_mean
+from fedrp.aggregate import Vector, trimmed_mean, weighted_mean
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm
 from fedrp.config import RunConfig
@@ -307,8 +307,11 @@ def _aggregated(server: Coordinator, uploads: Mapping[int, Message], corrections
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
         weights = [float(message.weight) for message in uploads.values()]
-        mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
-        weight = sum(weights)
+        share, weight = server.config.trimmed_share, sum(weights)
+        if share:
+            mean = trimmed_mean(vectors, share)
+        else:
+            mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
         certified = server.algorithm.certify(server.config, vectors)
     past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
     aggregate = server.algorithm.server_round(server.config, past[0] if past else None, mean, weight)

@@ -309,7 +309,8 @@ def set_threads(speed: Speed) -> None:
     kernels.set_threads(speed.threads)
 
 
-Tap = Callable[[Packets, Packets], None]  # (sent to clients, their replies) of one exchange, as it happens
+# (sent to clients, their replies) of one exchange, as it happens. What it changes in the replies, the server gets.
+Tap = Callable[[Packets, Packets], None]
 
 
 class Hosts:

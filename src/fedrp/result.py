@@ -152,6 +152,7 @@ class RunResult:
             "partition": config.partition,
             "participation": config.participation,
             "secure_aggregation": config.secure_aggregation,
+            "aggregation": config.aggregation,
             "batch_size": config.batch_size,
             "lr": config.lr,
             "momentum": config.momentum,

@@ -64,6 +64,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedrp.aggregate import least_uploads
 from fedrp.config import DEFAULT_QUORUM, RunConfig
 from fedrp.errors import ProtocolError, QuorumError, WireError
 
@@ -108,13 +109,13 @@ class Scale(NamedTuple):
 
 def least_participants(config: RunConfig) -> int:
     """How many clients a round is opened with, at least: where coins choose fewer, some are added."""
-    return MIN_SUMMED if config.secure_aggregation else 1
+    return MIN_SUMMED if config.secure_aggregation else least_uploads(config.trimmed_share)
 
 
 def needed(config: RunConfig, participants: int) -> int:
     """How many uploads a round must have, at least: of a cohort that is smaller than configured, no fewer."""
     cohort = participants if config.sampling == "poisson" else config.expected_participants
-    quorum = max(1, math.ceil(cohort * (config.quorum or DEFAULT_QUORUM)))
+    quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * (config.quorum or DEFAULT_QUORUM)))
     return max(quorum, MIN_SUMMED, cohort // 2 + 1) if config.secure_aggregation else quorum
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedrp import coordinator, kernels, wire
+from fedrp.aggregate import least_uploads
 from fedrp.algorithms import ALGORITHMS, require_used
 from fedrp.config import RunConfig, Speed
 from fedrp.coordinator import Coordinator, Packets, Reply
@@ -53,7 +54,7 @@ def simulate(
     on_round: OnRound | None = None,
     tap: Tap | None = None,
 ) -> RunResult:
-    """Train a task with the configured algorithm and return what came of it. `tap` sees every packet that is carried.
+    """Train a task with the configured algorithm and return what came of it. `tap` is on the wire, see `Tap`.
 
     Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
     not the run was killed and resumed in between.
@@ -99,6 +100,8 @@ def simulate(
 def resolved(config: RunConfig, parameters: int) -> RunConfig:
     """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
     config = with_learning_rate(config)
+    if config.trimmed_share:
+        _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
     return ALGORITHMS[config.algorithm].resolve(config, parameters)
@@ -124,6 +127,33 @@ def _require_summable(config: RunConfig) -> None:
         raise ConfigError(
             f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
             "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
+        )
+
+
+def _require_trimmable(config: RunConfig) -> None:
+    """Refuse a median or trimmed mean where the server lacks the numbers for it, or a promise rests on sums."""
+    given = f"aggregation={config.aggregation}"
+    if config.secure_aggregation:
+        raise ConfigError(
+            f"{given} needs the single uploads, which secure aggregation hides from the server: leave it out, or use "
+            "--no-secure-aggregation (secure-aggregation = false in a Flower run config, where masks are the default)"
+        )
+    if config.private:
+        raise ConfigError(
+            f"{given} does not go with noise, which is calibrated to how far one client moves a sum: leave out one "
+            "of them"
+        )
+    if config.weighting != "uniform":
+        raise ConfigError(
+            f"{given} counts every client once, as each states its own number of examples: leave it out, "
+            "or use --weighting uniform"
+        )
+    count = config.clients if config.sampling == "poisson" else config.expected_participants
+    least = least_uploads(config.trimmed_share)
+    if count < least:
+        raise ConfigError(
+            f"{given} cuts nothing off {count} uploads a round, {least} are needed: use a larger fraction or more "
+            "clients, or leave it out"
         )
 
 

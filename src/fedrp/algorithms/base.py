@@ -26,7 +26,7 @@ Precise = npt.NDArray[np.float64]
 NOTHING: Vector = np.zeros(0, np.float32)
 
 # Settings of every algorithm in which clients send something.
-EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "secure_aggregation", "secure_range"})
+EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", "secure_aggregation", "secure_range"})
 
 
 class ClientState(NamedTuple):

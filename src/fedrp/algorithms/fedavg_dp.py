@@ -69,7 +69,8 @@ def _reach(config: RunConfig, round_: int, size: int) -> Reach:
 
 FEDAVG_DP: Algorithm = FEDAVG._replace(
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
-    settings=(FEDAVG.settings | PRIVACY_SETTINGS) - {"weighting", "secure_range"},  # equal weights, known range
+    # Sums with equal weights in a known range.
+    settings=(FEDAVG.settings | PRIVACY_SETTINGS) - {"weighting", "aggregation", "secure_range"},
     upload_size=lambda config, parameters: parameters + extra_numbers(config),
     resolve=_resolve,
     client_init=_start,

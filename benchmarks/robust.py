@@ -1,0 +1,186 @@
+"""Accuracy when a tenth of the clients' uploads are hostile, for each way to aggregate them.
+
+    python benchmarks/robust.py --out FILE.jsonl
+
+Runs are those of `fedrp run` with the same settings and seed, except that the uploads of a tenth of the clients, the
+same in all rounds, are changed between client and server. The clients behind them train as all others do and count in
+the accuracy. The attacks:
+
+    honest      nothing is changed
+    flip:S      the upload times -S
+    random:S    normal numbers with S times the norm of the upload
+
+One line of JSON is kept for each run. The file appears when it is whole; until then the lines are in FILE.jsonl.part,
+and a run that was stopped goes on from there. MNIST is read from the folder FEDRP_DATA.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from origin import origin_of
+
+from fedrp import RunConfig, simulate, wire
+from fedrp.aggregate import Vector
+from fedrp.errors import ConfigError, DivergenceError
+from fedrp.host import Packets, Tap
+from fedrp.result import RoundRecord
+from fedrp.rng import RunSeed
+from fedrp.task import Task, named_task
+
+HONEST = "honest"
+HOSTILE_SHARE = 0.1
+RULES = ("mean", "median", "trimmed:0.2")
+_PROJECTED = {"projection": "sign", "dim": 1000}
+ALGORITHMS: dict[str, dict[str, Any]] = {"fedavg": {}, "fedrp": _PROJECTED, "fedrp-subspace": _PROJECTED}
+
+
+class Study(NamedTuple):
+    """Runs that belong in one table: all combinations of algorithms, rules, attacks and seeds."""
+
+    title: str
+    settings: dict[str, Any]
+    attacks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
+
+    def runs(self) -> Iterator[tuple[RunConfig, str]]:
+        """Each run's settings and attack."""
+        for seed, name, attack, rule in itertools.product(self.seeds, self.algorithms, self.attacks, RULES):
+            changes = {**self.settings, **ALGORITHMS[name]}
+            yield RunConfig(algorithm=name, aggregation=rule, seed=seed, **changes), attack
+
+
+STUDIES = {
+    "mnist-mini": Study(
+        "mnist-mini, 20 clients of whom 2 are hostile, 10 rounds, E = 1, m = 1,000 with sign",
+        {"dataset": "mnist-mini", "clients": 20, "rounds": 10},
+        (HONEST, "flip:1", "flip:10", "random:10"),
+        seeds=(0, 1, 2),
+    ),
+    "uneven": Study(
+        "mnist-mini with about two digits a client (shards:2), 20 clients of whom 2 are hostile, 10 rounds, E = 1, "
+        "m = 1,000 with sign",
+        {"dataset": "mnist-mini", "clients": 20, "rounds": 10, "partition": "shards:2"},
+        (HONEST, "flip:10"),
+        seeds=(0, 1, 2),
+        algorithms=("fedavg", "fedrp-subspace"),
+    ),
+    "mnist": Study(
+        "Full MNIST, 100 clients of whom 10 are hostile, 10 rounds, E = 1, m = 1,000 with sign",
+        {"dataset": "mnist", "clients": 100, "rounds": 10},
+        (HONEST, "flip:10"),
+        seeds=(0,),
+        algorithms=("fedrp-subspace",),
+    ),
+}
+
+
+def hostile_clients(config: RunConfig) -> list[int]:
+    """A tenth of the clients, drawn by the run's seed."""
+    count = round(HOSTILE_SHARE * config.clients)
+    return sorted(RunSeed(config.seed).generator("hostile").choice(config.clients, count, replace=False).tolist())
+
+
+def changed(attack: str, vector: Vector, rng: np.random.Generator) -> Vector:
+    """What arrives in place of an upload."""
+    name, _, strength = attack.partition(":")
+    if name == "flip":
+        return np.float32(-float(strength)) * vector
+    if name == "random":
+        noise = rng.standard_normal(vector.size)
+        return (float(strength) * np.linalg.norm(vector) / np.linalg.norm(noise) * noise).astype(np.float32)
+    raise ConfigError(f"unknown attack '{attack}': expected {HONEST}, flip:S or random:S")
+
+
+def hostile_wire(config: RunConfig, attack: str) -> Tap | None:
+    """A wire that changes the uploads of the hostile clients, and nothing else."""
+    if attack == HONEST:
+        return None
+    hostile, seed = hostile_clients(config), RunSeed(config.seed)
+
+    def changed_message(message: wire.Message) -> wire.Message:
+        if message.kind is not wire.Kind.UPLOAD:
+            return message
+        rng = seed.generator("attack", message.round, message.sender)
+        vector = wire.vector(message, message.payload.size)
+        return dataclasses.replace(message, payload=changed(attack, vector, rng))
+
+    def tap(_sent: Packets, replies: Packets) -> None:
+        for client in set(hostile) & set(replies):
+            replies[client] = wire.encode(map(changed_message, wire.decode(replies[client])))
+
+    return tap
+
+
+def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
+    """What a run came to; one that diverges is told up to there."""
+    records: list[RoundRecord] = []
+    accuracy, diverged = None, None
+    try:
+        result = simulate(config, task, on_round=records.append, tap=hostile_wire(config, attack))
+        accuracy = result.as_json()["accuracy_client_mean"]
+    except DivergenceError as error:
+        diverged = str(error)
+    history = [round(record.evaluation.delivered.accuracy, 2) for record in records]
+    return {"accuracy_client_mean": accuracy, "diverged": diverged, "history": history}
+
+
+def described(study: str, config: RunConfig, attack: str) -> dict[str, Any]:
+    """What a line is about; settings that have their default are left out."""
+    fields = dataclasses.fields(config)
+    given = {f.name: getattr(config, f.name) for f in fields if getattr(config, f.name) != f.default}
+    return {
+        "study": study,
+        "config": {"algorithm": config.algorithm, "aggregation": config.aggregation, "seed": config.seed, **given},
+        "attack": attack,
+        "hostile": [] if attack == HONEST else hostile_clients(config),
+    }
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The kept lines of a file, if there is one."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def perform(names: Iterable[str], out: Path) -> None:
+    """Run the studies and keep a line for each run."""
+    origin = origin_of(" ".join(["python benchmarks/robust.py", *sys.argv[1:]]))
+    part = out.with_name(out.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    kept = [{key: line[key] for key in ("study", "config", "attack", "hostile")} for line in lines_of(part)]
+    for name in names:
+        study = STUDIES[name]
+        task = named_task(RunConfig(**study.settings))
+        for config, attack in study.runs():
+            about = described(name, config, attack)
+            if about in kept:
+                continue
+            line = {**about, **measure(config, attack, task), "origin": origin}
+            with part.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            shown = line["diverged"] or f"{line['accuracy_client_mean']:.2f} %"
+            print(f"{name} {config.seed} {config.algorithm} {attack} {config.aggregation}: {shown}", flush=True)
+    part.replace(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", default=",".join(STUDIES), help="by commas")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write, one JSON object a line")
+    arguments = parser.parse_args()
+    names = arguments.studies.split(",")
+    unknown = [name for name in names if name not in STUDIES]
+    if unknown:
+        raise SystemExit(f"unknown study {unknown[0]}; known: {', '.join(STUDIES)}")
+    perform(names, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
