@@ -17,8 +17,8 @@ from fedrp.errors import FedRPError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from helpers import Federation, tiny_config  # type: ignore[import-not-found]  # noqa: E402
-from test_hostile import HOSTILE, catch_up  # type: ignore[import-not-found]  # noqa: E402
+from helpers import Federation, tiny_config  # type: ignore[import-not-found]
+from test_hostile import HOSTILE, catch_up  # type: ignore[import-not-found]
 
 ROUNDS, REPEATS = 1000, 5
 
