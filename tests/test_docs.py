@@ -113,7 +113,7 @@ def flower_commands() -> list[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=" ".join)
 def test_options_of_flower_programs_exist(program: tuple[str, ...], tmp_path: Path) -> None:
-    from fedrp.flower.loopback import quiet_environment
+    from fedrp.flower.environment import quiet_environment
 
     used = [line for line in flower_commands() if tuple(shlex.split(line))[: len(program)] == program]
     assert used
@@ -132,7 +132,7 @@ def test_every_flower_command_of_the_docs_is_checked() -> None:
 
 
 def test_settings_files_have_the_switches_that_keep_flower_quiet() -> None:
-    from fedrp.flower.loopback import quiet_environment
+    from fedrp.flower.environment import quiet_environment
 
     switches = {
         n: v for n, v in quiet_environment(Path("/var/lib/fedrp/flwr")).items() if n.startswith(("FLWR", "RAY"))
