@@ -294,6 +294,8 @@ class Loopback:
 
     def _spawn(self, name: str, program: str, *arguments: object) -> "subprocess.Popen[bytes]":
         command = [_program(program), *map(str, arguments)]
+        if before := self._processes.pop(name, None):
+            before.wait()
         home = self._home / name  # every machine has a Flower folder of its own
         home.mkdir(parents=True, exist_ok=True)
         installed = os.pathsep.join(filter(None, [str(self.app.absolute()), os.environ.get("PYTHONPATH", "")]))
