@@ -143,7 +143,7 @@ def test_a_node_key_that_others_may_read_and_a_key_of_another_site_are_refused(
 ) -> None:
     path = site_file(tmp_path)
     (tmp_path / "node").chmod(0o644)
-    assert "node_key: others may read" in said(capsys, "site", path)[1]
+    assert "others may read the key file" in said(capsys, "site", path)[1]
     (tmp_path / "node").chmod(0o600)
     (tmp_path / "roster.toml").unlink()
     write_roster(tmp_path / "roster.toml", merged([entry_of(new_identity(tmp_path / "b.key", "bergen"))]))

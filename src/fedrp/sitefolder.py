@@ -27,7 +27,7 @@ from safetensors.torch import save as packed
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, to_json
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.files import locked, write_atomically
+from fedrp.files import locked, refuse_link, write_atomically
 from fedrp.models import State
 from fedrp.silo import Silo
 from fedrp.status import append_line, read_status, write_status
@@ -91,6 +91,7 @@ class SiteFolder:
         Raises:
             SiteError: the file is damaged, or belongs to another run or client.
         """
+        refuse_link(self._state_file)
         if not self._state_file.exists():
             return Silo(index)
         try:

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedrp.errors import FedRPError
+from fedrp.files import write_atomically
 from fedrp.flower.environment import LOOPBACK, free_port, quiet_environment
 from fedrp.flower.relay import Relay
 from fedrp.flower.settings import Pacing
@@ -61,7 +62,7 @@ def make_certificates(folder: Path) -> Certificates:
     certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(root, hashes.SHA256())
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(files.key, _pem(server, serialization.PrivateFormat.PKCS8))
+    write_atomically(files.key, _pem(server, serialization.PrivateFormat.PKCS8))
     return files
 
 
@@ -84,18 +85,13 @@ def _certificate(
 def make_node_key(path: Path) -> None:
     """A key that a SuperNode proves itself with: `path`, and `path`.pub for the SuperLink."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(path, _pem(key, serialization.PrivateFormat.OpenSSH))
+    write_atomically(path, _pem(key, serialization.PrivateFormat.OpenSSH))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_name(path.name + ".pub").write_bytes(public)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
 
 
 # --- the federation --------------------------------------------------------------------------------------------------
@@ -223,7 +219,7 @@ class Loopback:
     def flwr(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """A `flwr` command that talks to this SuperLink."""
         command = [_program("flwr"), *arguments]
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - a program of this environment
             command,
             env=quiet_environment(self._home),
             stdin=subprocess.DEVNULL,
@@ -300,7 +296,7 @@ class Loopback:
         home.mkdir(parents=True, exist_ok=True)
         installed = os.pathsep.join(filter(None, [str(self.app.absolute()), os.environ.get("PYTHONPATH", "")]))
         with self.log_file(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
+            self._processes[name] = subprocess.Popen(  # noqa: S603 - as above
                 command,
                 env={**quiet_environment(home), "PYTHONPATH": installed},
                 stdin=subprocess.DEVNULL,

@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import signal
-import stat
 import subprocess
 import sys
 import traceback
@@ -31,7 +30,7 @@ from flwr.clientapp import ClientApp
 
 from fedrp.config import from_settings, read_toml, require, require_types
 from fedrp.errors import ConfigError, SiteError, first_line
-from fedrp.files import locked, write_atomically
+from fedrp.files import locked, read_private, write_atomically
 from fedrp.flower import executor
 from fedrp.flower.environment import LOOPBACK, free_port, quiet_environment
 from fedrp.flower.settings import Values
@@ -115,12 +114,9 @@ def check_site(config: SiteConfig) -> tuple[ClientApp, str]:
     for name in _FILES:
         path: Path = getattr(config, name)
         try:
-            with path.open("rb"):
-                mode = stat.S_IMODE(path.stat().st_mode)
+            read_private(path) if name == "node_key" else path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{name}: cannot read {path}: {error.strerror}") from None
-        if name == "node_key" and mode & 0o077:
-            raise ConfigError(f"node_key: others may read {path} (mode {mode:o}): chmod 600 it")
     identity, roster = load_identity(config.key), Roster.load(config.roster)
     place = roster.place_of(identity)
     try:
@@ -193,7 +189,7 @@ def _supernode(config: SiteConfig, home: Path) -> Iterator[tuple[str, bytes, Cal
     options += ["--root-certificates", str(config.root_certificates)]
     options += ["--auth-supernode-private-key", str(config.node_key), "--superexec-auth-secret-file", str(proof)]
     # In a session of its own: Ctrl-C is for this process, which then ends the child in good order.
-    child = subprocess.Popen(
+    child = subprocess.Popen(  # noqa: S603 - our own program; the options come from the site's own file
         [*program, *options], env=quiet_environment(home), stdin=subprocess.DEVNULL, start_new_session=True
     )
 
