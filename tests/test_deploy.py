@@ -1,6 +1,7 @@
 """What a deployment is made of: units, image, locked versions."""
 
 import configparser
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -56,6 +57,15 @@ def test_the_site_unit_starts_a_site_and_ends_it_in_order() -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.read(ROOT / "deploy" / "fedrp-site.service")
     assert set(parser.sections()) == {"Unit", "Service", "Install"}
+
+
+def test_the_sites_file_has_every_key_and_the_paths_of_the_unit() -> None:
+    from fedrp.flower.site import SiteConfig, read_site
+
+    path = ROOT / "deploy" / "site.toml"
+    given = tomllib.loads(path.read_text())
+    assert {name.replace("-", "_") for name in given} == {field.name for field in dataclasses.fields(SiteConfig)}
+    assert read_site(path).state.is_relative_to("/var/lib/fedrp")  # the unit's StateDirectory
 
 
 # --- the image -------------------------------------------------------------------------------------------------------

@@ -96,7 +96,6 @@ def test_commands_and_options_exist(page: str, line: str) -> None:
 
 PROGRAMS = [
     ("flower-superlink",),
-    ("flower-supernode",),
     ("flwr", "run"),
     ("flwr", "supernode", "register"),
 ]
