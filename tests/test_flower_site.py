@@ -33,6 +33,7 @@ from fedrp import simulate
 from fedrp.cli import main
 from fedrp.errors import SiteError
 from fedrp.extras import FLOWER_BELOW, FLOWER_FROM
+from fedrp.files import locked
 from fedrp.flower.environment import LOOPBACK, free_port
 from fedrp.flower.executor import work
 from fedrp.flower.local import local_run
@@ -49,6 +50,14 @@ def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes must find this source and the tests' helpers."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """`fedrp site` takes SIGTERM for itself."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
@@ -148,6 +157,17 @@ def test_a_node_key_that_others_may_read_and_a_key_of_another_site_are_refused(
     (tmp_path / "roster.toml").unlink()
     write_roster(tmp_path / "roster.toml", merged([entry_of(new_identity(tmp_path / "b.key", "bergen"))]))
     assert "no silo 'amsterdam' in the roster" in said(capsys, "site", path)[1]
+
+
+def test_a_second_process_for_the_same_site_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(APP))
+    (tmp_path / "state").mkdir()
+    with locked(tmp_path / "state" / "site.lock"):
+        code, line = said(capsys, "site", site_file(tmp_path))
+    assert code == SiteError.exit_code
+    assert f"another process is working in {tmp_path / 'state'}: end it, or wait for it" in line
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
