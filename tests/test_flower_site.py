@@ -1,6 +1,8 @@
 """`fedrp site`: only the site's own code runs there, whatever is submitted; it stays, and ends and resumes in order."""
 
+import ast
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -118,6 +120,7 @@ WRONG = [
     ({"superlink": "server:80000"}, 2, "superlink=server:80000 is not valid"),
     ({"port": 70000}, 2, "port=70000 is not valid"),
     ({"port": "8000"}, 2, "port='8000' is not valid: expected int"),
+    ({"poll": 0}, 2, "poll=0.0 is not valid: expected 0.1 to 60 seconds"),
     ({"device": "gpu"}, 2, "device=gpu cannot be used here"),
     ({"root_certificates": "gone.crt"}, 2, "root_certificates: cannot read"),
     ({"agreed": "gone.toml"}, 2, "agreed: cannot read"),
@@ -191,6 +194,26 @@ def test_the_tested_versions_are_those_that_the_package_asks_for() -> None:
     package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lowest, below = (".".join(map(str, version)) for version in (FLOWER_FROM, FLOWER_BELOW))
     assert package["optional-dependencies"]["flower"] == [f"flwr>={lowest},<{below}"]
+
+
+def test_flowers_main_loop_sleeps_as_the_supernode_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `look_every` replaces is still there, and all there is."""
+    from flwr.supernode import start_client_internal as main_loop
+
+    from fedrp.flower.supernode import look_every
+
+    tree = ast.parse(inspect.getsource(main_loop))
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "time.sleep"]
+    assert {n.attr for n in uses if n.value.id == "time"} == {"sleep"}  # type: ignore[attr-defined]
+    assert sorted(ast.unparse(call.args[0]) for call in calls) == ["0.5", "0.5", "3"]
+    slept: list[float] = []
+    monkeypatch.setattr(main_loop, "time", main_loop.time)  # put back afterwards
+    monkeypatch.setattr("time.sleep", slept.append)
+    look_every(1.5)
+    main_loop.time.sleep(3)
+    main_loop.time.sleep(0.5)
+    assert slept == [1.5, 0.1]
 
 
 # --- the executor, at the runtime API of a real SuperNode ------------------------------------------------------------

@@ -4,8 +4,9 @@ A SuperNode with `--isolation process` runs nothing itself. It offers tasks at a
 Flower's own executor would start a process for each, which unpacks the submitted app (its FAB) and imports it. This one
 takes the same steps but for those two: the bytes of the submitted app are never opened here, whatever the task's type.
 
-All that fedrp uses of Flower's inner workings is in this file. It was written for the range in `fedrp.extras`; what it
-replaces is `flwr/supercore/superexec/run_superexec.py` and `flwr/supernode/runtime/run_clientapp.py`.
+All that a site uses of Flower's inner workings is in this file and in `supernode.py`, written for the range in
+`fedrp.extras`. What this one replaces is `flwr/supercore/superexec/run_superexec.py` and
+`flwr/supernode/runtime/run_clientapp.py`.
 """
 
 import logging
@@ -46,7 +47,7 @@ Answer = Callable[[Message, Context], Message]
 
 _log = logging.getLogger(__name__)
 
-_POLL = 0.2  # seconds between two looks for a task
+_POLL = 0.1  # seconds between two looks for a task
 _PATIENCE = 30.0  # seconds until the message of a task must be there
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # A run says itself of which of the two types it is. A task that nobody takes would block the SuperNode for good.

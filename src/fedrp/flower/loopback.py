@@ -295,10 +295,11 @@ class Loopback:
         home = self._home / name  # every machine has a Flower folder of its own
         home.mkdir(parents=True, exist_ok=True)
         installed = os.pathsep.join(filter(None, [str(self.app.absolute()), os.environ.get("PYTHONPATH", "")]))
+        threads = str(max(1, (os.cpu_count() or 1) // len(self.names)))  # the sites share this machine
         with self.log_file(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603 - as above
                 command,
-                env={**quiet_environment(home), "PYTHONPATH": installed},
+                env={"OMP_NUM_THREADS": threads, **quiet_environment(home), "PYTHONPATH": installed},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -57,6 +57,7 @@ class SiteConfig:
     state: Path  # folder of the site's state
     agreed: Path  # settings that the site agrees to
     device: str = "cpu"  # torch device of local training
+    poll: float = 1.0  # seconds between two looks for messages at the SuperLink
     port: int = 0  # of the SuperNode's runtime API on 127.0.0.1; 0: any that is free
     node: dict[str, Any] = field(default_factory=dict)  # values of the app's own, for its `load` function
 
@@ -66,6 +67,7 @@ class SiteConfig:
         address = _ADDRESS.fullmatch(self.superlink)
         known = address is not None and 0 < int(address[2]) < 2**16
         require(known, "superlink", self.superlink, "'host:port', without https://")
+        require(0.1 <= self.poll <= 60, "poll", self.poll, "0.1 to 60 seconds")
         require(0 <= self.port < 2**16, "port", self.port, "0 to 65535")
         own = {name for name, value in self.node.items() if isinstance(value, bool | float | int | str)}
         for name in self.node:
@@ -184,7 +186,7 @@ def _supernode(config: SiteConfig, home: Path) -> Iterator[tuple[str, bytes, Cal
     """A SuperNode of this process: where it gives out tasks, the secret that it asks for, what looks after it."""
     port, secret, proof = config.port or free_port(), secrets.token_bytes(32), home / "executor.secret"
     write_atomically(proof, secret)
-    program = [sys.executable, "-P", str(Path(__file__).with_name("supernode.py")), str(os.getpid())]
+    program = [sys.executable, "-P", str(Path(__file__).with_name("supernode.py")), str(os.getpid()), str(config.poll)]
     options = ["--isolation", "process", "--host", LOOPBACK, "--port", str(port), "--superlink", config.superlink]
     options += ["--root-certificates", str(config.root_certificates)]
     options += ["--auth-supernode-private-key", str(config.node_key), "--superexec-auth-secret-file", str(proof)]
