@@ -35,6 +35,7 @@ from fedrp.flower import executor
 from fedrp.flower.environment import LOOPBACK, free_port, quiet_environment
 from fedrp.flower.settings import Values
 from fedrp.roster import Roster, load_identity
+from fedrp.sitefolder import DEFAULT_DATA
 
 Say = Callable[[str], None]
 
@@ -56,6 +57,7 @@ class SiteConfig:
     roster: Path
     state: Path  # folder of the site's state
     agreed: Path  # settings that the site agrees to
+    data: str = DEFAULT_DATA  # name of the data set whose budget runs are charged to
     device: str = "cpu"  # torch device of local training
     poll: float = 1.0  # seconds between two looks for messages at the SuperLink
     port: int = 0  # of the SuperNode's runtime API on 127.0.0.1; 0: any that is free
@@ -76,7 +78,7 @@ class SiteConfig:
 
     @property
     def _shared(self) -> dict[str, str]:
-        return {name: str(getattr(self, name)) for name in ("key", "roster", "state", "agreed", "device")}
+        return {name: str(getattr(self, name)) for name in ("key", "roster", "state", "agreed", "data", "device")}
 
     @property
     def node_config(self) -> Values:
