@@ -205,7 +205,7 @@ def test_no_key_no_model_and_no_matrix_reaches_the_server(name: str, projection:
     """All bytes that the server received in messages or has in its store."""
     run = FlowerFederation(tmp_path, tiny_config(name, projection=projection))
     run.run()
-    stored = [path.read_bytes() for path in (tmp_path / "store").iterdir()]
+    stored = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
     seen = all_windows([*run.received, *stored])
     keys = round_keys(run.config)
     for key in (*keys, *(key.derive("projection") for key in keys)):
@@ -227,7 +227,7 @@ def test_no_key_no_model_and_no_matrix_reaches_the_server(name: str, projection:
 def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     run = FlowerFederation(tmp_path, tiny_config("fedavg"))
     run.run()
-    stored = [path.read_bytes() for path in (tmp_path / "store").iterdir()]
+    stored = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert windows(run.model(0).tobytes()) <= all_windows([*run.received, *stored])
 
 

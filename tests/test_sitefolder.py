@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from fedrp.config import RunConfig
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.flower import client_app
-from fedrp.flower.envelope import ROUND, RefusedError, packet_of, question
+from fedrp.flower.envelope import HELLO, ROUND, RefusedError, packet_of, question
 from fedrp.flower.local import local_run
 from fedrp.secure_sum import Call
 from fedrp.serverfolder import ServerFolder
@@ -224,11 +225,16 @@ def test_a_site_that_has_lost_its_state_does_not_answer_a_round_again(
     run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", **noisy))
     run.app = client_app(tiny_load)  # secrets of the system, as deployed
     known = os.urandom(16)
+    with local_run():
+        greetings = [packet_of(run.answer(c, question(b"", FIRST_NODE + c, HELLO, known, 0))) for c in range(4)]
+    signed = [wire.decode(greeting)[0].payload.tobytes()[32:] for greeting in greetings]
+    entries = b"".join(struct.pack("<I", client) + key for client, key in enumerate(signed))
+    keys = Message(Kind.MASK_KEYS, known, 1, wire.SERVER, wire.raw(entries))
     call = Message(Kind.ROUND, known, 1, wire.SERVER, Call((0, 1, 2, 3), (1,) * 4).payload(), 4)
 
     def asked() -> bytes:
         with local_run():
-            return packet_of(run.answer(0, question(wire.encode([call]), FIRST_NODE, ROUND, known, 1)))
+            return packet_of(run.answer(0, question(wire.encode([keys, call]), FIRST_NODE, ROUND, known, 1)))
 
     reply = asked()
     assert wire.messages_of(wire.decode(reply), Kind.UPLOAD)
