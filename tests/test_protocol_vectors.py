@@ -1,0 +1,307 @@
+"""The package, docs/protocol.md and an oracle that imports neither agree on tests/vectors/protocol.json, to the bit."""
+
+import ast
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedrp import limits, secure_sum, wire
+from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.base import ClientState, Local, Participant
+from fedrp.algorithms.private import privatised
+from fedrp.algorithms.subspace import fingerprint
+from fedrp.config import RunConfig
+from fedrp.errors import ProtocolError
+from fedrp.masks import Masker, extended
+from fedrp.models import drawn_initial, initial_laws
+from fedrp.projection import FAMILIES, projection_tag
+from fedrp.roster import Member, Roster
+from fedrp.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
+from fedrp.secret import SecretKey
+from fedrp.secure_sum import HEADROOM, Call, Scale, finest
+from fedrp.wire import Kind, Message
+from helpers import ROOT
+from vectors import make_protocol_vectors as maker
+
+VECTORS = json.loads(maker.FILE.read_text())
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+SOURCE = ROOT / "src" / "fedrp"
+
+
+def every(section):
+    return pytest.mark.parametrize("case", VECTORS[section])
+
+
+def raw(text):
+    return bytes.fromhex(text)
+
+
+def secret(text):
+    return SecretKey(raw(text)) if text else None
+
+
+def floats(texts, dtype=np.float64):
+    return np.array([float.fromhex(text) for text in texts], dtype)
+
+
+def identities():
+    return [Identity(secret(case["secret"]), case["name"]) for case in VECTORS["identities"]]
+
+
+# --- the oracle ------------------------------------------------------------------------------------------------------
+
+
+def test_the_oracle_makes_the_vectors_again():
+    assert maker.text() == maker.FILE.read_text()
+
+
+@pytest.mark.parametrize("name", ["oracles/protocol.py", "oracles/projection.py", "vectors/make_protocol_vectors.py"])
+def test_the_oracle_does_not_import_the_package(name):
+    tree = ast.parse((ROOT / "tests" / name).read_text())
+    taken = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    taken |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert taken
+    assert not [module for module in taken if module.split(".")[0] == "fedrp"]
+
+
+# --- the package -----------------------------------------------------------------------------------------------------
+
+
+@every("identities")
+def test_public_keys_and_entries_come_from_one_secret(case):
+    identity = Identity(secret(case["secret"]), case["name"])
+    keys, member = identity.public, Member.of(identity)
+    assert (keys.x25519.hex(), keys.ed25519.hex()) == (case["x25519"], case["ed25519"])
+    assert hashlib.sha256(keys.hybrid).hexdigest() == case["hybrid_sha256"]
+    assert (member.digest.hex(), member.proof.hex()) == (case["entry_digest"], case["proof"])
+    assert proves(keys, member.digest, raw(case["proof"]))
+
+
+def test_the_digest_of_the_roster_is_that_of_its_entries():
+    roster = Roster(tuple(Member.of(identity) for identity in identities()))
+    assert roster.digest.hex() == VECTORS["roster"][0]["digest"]
+
+
+@every("envelopes")
+def test_an_envelope_verifies_and_opens_in_its_place_alone(case):
+    place = Place(raw(case["run"]), 3, 1, 2, projection_tag("sign"), raw(case["roster"]), case["sealing"])
+    assert place.projection == case["projection"]
+    assert place.encoded().hex() == case["place"]
+    envelope, everyone = raw(case["envelope"]), identities()
+    verify(envelope, everyone[1].public, place)
+    assert everyone[2].open(envelope, place) == secret(case["round_key"])
+    elsewhere = place._replace(round=4)
+    with pytest.raises(ProtocolError):
+        verify(envelope, everyone[1].public, elsewhere)
+    with pytest.raises(ProtocolError):
+        everyone[2].open(envelope, elsewhere)
+    with pytest.raises(ProtocolError):
+        everyone[3].open(envelope, place)
+
+
+@every("mask_keys")
+def test_a_mask_key_is_signed_for_its_run_roster_and_client(case):
+    identity, key = Identity(secret(case["identity"])), MaskKey(secret(case["mask_secret"]))
+    place = (maker.RUN, raw(VECTORS["roster"][0]["digest"]), case["client"])
+    assert signed_mask_key(key, identity, *place).hex() == case["signed"]
+    assert mask_key_of(raw(case["signed"]), identity.public.ed25519, *place) == key.public
+
+
+@every("transcripts")
+def test_a_transcript_digest_grows_by_what_was_applied(case):
+    digest = b""
+    for step in case["steps"]:
+        aggregate = None if step["aggregate"] is None else floats(step["aggregate"], np.float32)
+        digest = extended(digest, step["applied_in"], step["past"], aggregate, secret(step["round_key"]))
+        assert digest.hex() == step["digest"]
+
+
+def maskers_of(case):
+    """The clients of a round."""
+    call = Call(tuple(case["clients"]), tuple(case["weights"]))
+    keys = [MaskKey(secret(text)) for text in case["mask_secrets"]]
+    peers = np.array([list(key.public) for key in keys], np.uint8)
+    place = (raw(case["run"]), case["round"], call, raw(case["transcript"]), secret(case["round_key"]))
+    return [Masker(key, peers, raw(case["roster"]), client, *place) for client, key in enumerate(keys)]
+
+
+@every("masks")
+def test_masked_uploads_their_sum_and_a_recovery(case):
+    call = Call(tuple(case["clients"]), tuple(case["weights"]))
+    scale = finest(float.fromhex(case["bound"]), call, HEADROOM)
+    assert scale == Scale(float.fromhex(case["bound"]), float.fromhex(case["step"]))
+    maskers, uploads = maskers_of(case), []
+    for client, masker in enumerate(maskers):
+        words, _ = secure_sum.encode(floats(case["vectors"][client]), scale, call.weights[client])
+        assert words.tolist() == case["encoded"][client]
+        uploads.append(masker.masked(words))
+        assert uploads[-1].tolist() == case["uploads"][client]
+    whole = secure_sum.decode(np.sum(uploads, axis=0, dtype=np.uint32), sum(call.weights), scale.step)
+    assert np.array_equal(whole, floats(case["mean"], np.float32))
+    rest = np.zeros(5, np.uint32)
+    for client in (0, 3):
+        correction = maskers[client].correction(tuple(case["left_out"]), 5)
+        assert correction.tolist() == case["corrections"][str(client)]
+        rest += uploads[client] - correction
+    kept = secure_sum.decode(rest, call.weight_of((0, 3)), scale.step)
+    assert np.array_equal(kept, floats(case["mean_of_the_rest"], np.float32))
+
+
+@every("masks")
+def test_the_mask_of_a_pair_is_what_one_adds_and_the_other_subtracts(case):
+    one, two = maskers_of(case)[:2]
+    added, subtracted = (m._added(np.zeros(5, np.uint32), (o.client,), b"upload") for m, o in ((one, two), (two, one)))
+    assert added.tolist() == case["mask_of_0_and_1"]
+    assert not (added + subtracted).any()
+
+
+@every("model_marks")
+def test_a_model_mark_is_keyed_by_the_round(case):
+    model = floats(case["model"], np.float32)
+    assert fingerprint(case["family"], secret(case["round_key"]), model).hex() == case["mark"]
+    assert {entry["family"] for entry in VECTORS["model_marks"]} == set(FAMILIES)
+
+
+@every("initial_models")
+def test_an_initial_model_is_drawn_from_the_key_of_the_set_up(case):
+    import torch
+
+    builds = iter([case["first"], case["second"]])
+
+    def factory():
+        module = torch.nn.Module()
+        for number, values in enumerate(next(builds)):
+            module.register_parameter(str(number), torch.nn.Parameter(torch.from_numpy(floats(values, np.float32))))
+        return module
+
+    template, laws = initial_laws(factory)
+    assert [[law.part.stop - law.part.start, float(law.mean).hex(), float(law.spread).hex()] for law in laws] == [
+        [size, mean, spread] for size, mean, spread in case["laws"]
+    ]
+    assert np.array_equal(drawn_initial(template, laws, secret(case["round_key"])), floats(case["model"], np.float32))
+
+
+@every("noise")
+def test_noise_comes_from_the_identity_and_the_packet_and_lies_on_a_grid(case):
+    identity = Identity(secret(case["identity"]))
+    digest = hashlib.sha256(raw(case["packet"])).digest()
+    key = identity.noise_key(raw(case["run"]), case["round"], digest)
+    assert key == secret(case["key"])
+    np.testing.assert_allclose(key.fine_normals(8), floats(case["normals"]), rtol=1e-13)
+    update = floats(case["update"], np.float32)
+    for upload in case["uploads"]:
+        settings = {n: float.fromhex(v) if n in maker.FLOATS and v else v for n, v in upload["settings"].items()}
+        config = RunConfig(algorithm="fedavg-dp", **settings)
+        local = Local(config, None, upload["participants"], lambda _: None, lambda *_: None)
+        sent = privatised(local, Participant(ClientState(update), [], key, None), update)
+        assert sent.tolist() == floats(upload["sent"]).tolist()
+        assert not (sent / float.fromhex(upload["step"]) % 1).any()
+
+
+@every("wire")
+def test_a_message_of_each_kind_to_bytes_and_back(case):
+    items = case["items"]
+    payload = {
+        0: lambda: wire.raw(raw(items)),
+        1: lambda: floats(items, "<f4"),
+        2: lambda: np.array(items, "<u4"),
+    }[case["dtype"]]()
+    fields = (raw(case["run"]), case["round"], case["sender"], payload, case["weight"], case["projection"])
+    message = Message(Kind[case["kind"]], *fields, raw(case["fingerprint"]))
+    assert message.kind == case["code"]
+    assert wire.encode([message]).hex() == case["encoded"]
+    assert wire.decode(raw(case["encoded"])) == [message]
+
+
+def test_there_is_a_message_of_every_kind():
+    assert [case["kind"] for case in VECTORS["wire"]] == [kind.name for kind in Kind]
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def table(heading):
+    """The rows of the table below a heading, as lists of cells without backticks; a bar in a cell is escaped."""
+    (part,) = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip().replace("`", "").replace("\\|", "|") for cell in row] for row in rows[2:]]
+
+
+def labels_of_the_code():
+    """What is hashed, expanded or signed under: arguments of `derive`, and byte strings that end with a bar."""
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "derive":
+                (argument,) = node.args
+                if isinstance(argument, ast.Constant):
+                    found.add(argument.value)
+                elif isinstance(argument, ast.JoinedStr):
+                    found.add(_pattern(argument))
+                else:
+                    name = ast.unparse(argument)
+                    assert name in ("self._raw", "shared", "label"), f"{path.name}: derive({name})"
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "label":
+                found.add(_pattern(node.value))
+            if isinstance(node, ast.Constant) and isinstance(node.value, bytes):
+                text = node.value.decode(errors="replace")
+                if text.endswith("|") or text in ("upload", "fedrp/"):
+                    found.add(text)
+    return found
+
+
+def _pattern(joined):
+    return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in joined.values)
+
+
+def test_the_labels_of_the_page_are_those_of_the_code():
+    listed = [re.sub(r"<[^>]*>", "*", row[0]) for row in table("Labels")]
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == labels_of_the_code()
+
+
+def test_the_kinds_of_the_page_are_those_of_the_code():
+    assert [(int(row[0]), row[1]) for row in table("Kinds")] == [(kind.value, kind.name) for kind in Kind]
+    assert f"Wire version {wire.VERSION}" in PAGE
+    assert f"header of {wire.HEADER_BYTES} bytes" in PAGE
+
+
+def test_every_kind_is_in_a_state_table():
+    told = " ".join(" ".join(row) for row in [*table("Client table"), *table("Server table")])
+    for kind in Kind:
+        assert re.search(rf"\b{kind.name}\b", told), kind.name
+
+
+LIMITS = [("fedrp-subspace", "history"), ("fedavg", "aggregate"), ("fedrp", "own")]
+ENVELOPES = {"x25519": 144, "hybrid": 1232}
+
+
+@pytest.mark.parametrize(("name", "memory"), LIMITS)
+@pytest.mark.parametrize("sealing", ["x25519", "hybrid"])
+def test_the_limits_of_the_page_are_those_of_the_code(name, memory, sealing):
+    """Their formulas, computed for odd numbers that no other formula gives."""
+    assert ALGORITHMS[name].memory == memory
+    config = RunConfig(algorithm=name, clients=7, rounds=13, sealing=sealing)
+    names = {"K": 7, "T": 13, "u": 101, "R": 13 if memory == "history" else 1, "e": ENVELOPES[sealing]}
+    for side, limit in (("client", limits.from_server(config, 101)), ("server", limits.from_client(config, 101))):
+        rows = [row for row in table("Limits") if row[0] == side]
+        told = {Kind[row[1]]: (computed(row[2], names), computed(row[3], names)) for row in rows}
+        assert told == {kind: tuple(entry) for kind, entry in limit.items()}
+
+
+def computed(formula, names):
+    """The value of sums of products, as `100 K` or `R + 2`."""
+    total = 0
+    for term in formula.split("+"):
+        product = 1
+        for factor in term.split():
+            product *= names.get(factor) or int(factor)
+        total += product
+    return total
+
+
+def test_lines_of_the_page_are_short():
+    assert not [line for line in PAGE.splitlines() if len(line) > 100]
