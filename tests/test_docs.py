@@ -155,15 +155,6 @@ def test_the_keys_of_the_docs_are_those_of_the_example_and_the_code() -> None:
         assert f"| `{name.replace('_', '-')}` |" in text
 
 
-def test_the_wire_format_of_the_docs_is_that_of_the_code() -> None:
-    from fedrp.wire import VERSION, Kind
-
-    text = (ROOT / "docs" / "reference.md").read_text()
-    assert f"## Wire format, version {VERSION}" in text
-    (kinds,) = re.findall(r"\| kind \| 1 \| (.*) \|", text)
-    assert set(kinds.split(", ")) == {kind.name for kind in Kind}
-
-
 def test_every_algorithm_and_family_is_described() -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
     for name in [*ALGORITHMS, *FAMILIES]:
