@@ -26,12 +26,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Every line of a shell block, and every inline code, that calls fedrp."""
+    """Every line of a shell block, and every inline code, that calls fedrp; labels of the protocol end with a bar."""
     found = []
     for page in PAGES:
         text = page.read_text()
         lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-        lines += [code for code in re.findall(r"`(fedrp [^`]*)`", text) if code.split()[1] not in FAMILIES]
+        lines += [code for code in re.findall(r"`(fedrp [^`]*[^|])`", text) if code.split()[1] not in FAMILIES]
         found += [(page.name, line.split("#")[0].strip()) for line in lines if line.startswith("fedrp ")]
     return sorted(set(found))
 
