@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-flower test test-all lint types results bench clean
+.PHONY: help setup demo demo-flower test test-all lint types lock audit results bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,16 @@ lint: $(READY) ## Check style
 
 types: $(READY) ## Check types, strictly
 	@$(BIN)/mypy
+
+# PyPI's builds for Linux on x86-64, where torch brings CUDA. pip refuses everything else.
+lock: $(READY) ## Write requirements.lock: constraints.txt with hashes, for the image (needs a network)
+	@$(BIN)/uv pip compile pyproject.toml --extra flower --constraint constraints.txt --upgrade --generate-hashes \
+	    --only-binary :all: --default-index https://pypi.org/simple --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_28 --no-annotate --custom-compile-command "make lock" --quiet \
+	    --output-file requirements.lock
+
+audit: $(READY) ## Look for known vulnerabilities in what the image installs (needs a network)
+	@$(BIN)/uv tool run pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
 results: $(READY) ## Run every published experiment that is not kept yet, and render docs/results.md (hours)
 	@$(BIN)/python benchmarks/results.py run

@@ -62,12 +62,12 @@ def local(root: Path, clients: int, rounds: int) -> dict[str, object]:
 
 def processes(root: Path, clients: int, rounds: int) -> dict[str, object]:
     began = time.monotonic()
-    with Loopback(root, [f"site-{client}" for client in range(clients)]) as federation:
+    with Loopback(root, [f"site-{client}" for client in range(clients)], ROOT / "examples/flower-app") as federation:
         up_after = time.monotonic() - began
         settings = {"clients": clients, "rounds": rounds, "projection": "sign", "store": str(root / "store")}
         settings["round-timeout"] = 900
         most = 0.0
-        with federation.running(ROOT / "examples" / "flower-app", settings) as lines:
+        with federation.running(settings) as lines:
             for line in lines:
                 print(f"{time.monotonic() - began:6.0f} s  {line}", flush=True)
                 most = max(most, _resident(federation))

@@ -87,7 +87,7 @@ def perform(run: Run) -> None:
     command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
     if (out / "config.json").exists():  # else it was killed before it began
         command.append("--resume")
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603 - our own command
     if done.returncode:
         raise SystemExit(f"failed: {' '.join(command)}")
     result = json.loads(done.stdout)
@@ -377,7 +377,7 @@ def _measurements(name: str) -> list[tuple[str, Path, Callable[[], None]]]:
 
 def _run_script(command: str, out: Path) -> None:
     script = [sys.executable, *command.split()[1:], "--out", str(out.relative_to(ROOT))]
-    if subprocess.run(script, cwd=ROOT, check=False).returncode:
+    if subprocess.run(script, cwd=ROOT, check=False).returncode:  # noqa: S603 - our own script
         raise SystemExit(f"failed: {command}")
 
 

@@ -44,11 +44,11 @@ def demo(out: Path, algorithm: str, rounds: int) -> None:
     shutil.rmtree(out, ignore_errors=True)
     store = out / "server"
     began = time.monotonic()
-    print("starting a SuperLink (TLS, node authentication) and three SuperNodes on 127.0.0.1", flush=True)
-    with Loopback(out, SITES) as federation:
+    print("starting a SuperLink (TLS, node authentication) and three sites on 127.0.0.1", flush=True)
+    with Loopback(out, SITES, ROOT / "examples" / "flower-app") as federation:
         print(f"up after {time.monotonic() - began:.0f} s; submitting the app", flush=True)
         settings = {"algorithm": algorithm, "rounds": rounds, "store": str(store)}
-        with federation.running(ROOT / "examples" / "flower-app", settings) as lines:
+        with federation.running(settings) as lines:
             for line in lines:
                 if "fedrp:" in line:
                     print(f"{time.monotonic() - began:6.0f} s  {line.split('fedrp:')[1].strip()}", flush=True)

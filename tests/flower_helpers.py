@@ -143,7 +143,7 @@ def in_child(work: Callable[[], object]) -> tuple[int, Any]:
     with os.fdopen(reader, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
-    return status, pickle.loads(data) if data else None
+    return status, pickle.loads(data) if data else None  # noqa: S301 - written by our own child
 
 
 def answer_in_child(

@@ -115,7 +115,7 @@ def test_every_example_is_covered() -> None:
 
 
 def test_the_flower_app_can_be_built(tmp_path: Path) -> None:
-    from fedrp.flower.loopback import quiet_environment
+    from fedrp.flower.environment import quiet_environment
 
     flwr = Path(sys.executable).with_name("flwr")
     command = [flwr, "build", "--app", ROOT / "examples" / "flower-app"]

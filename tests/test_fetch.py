@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_made_is_named(server: Server, mnist, tmp_path: 
 
 def test_cifar_is_unpacked_and_the_archive_removed(server: Server, monkeypatch, tmp_path: Path) -> None:
     harmless = {"cifar-10-batches-bin/readme.html": b"left out"}
-    evil = {"../evil": b"x", "/tmp/fedrp-evil": b"x", "cifar-10-batches-bin/../../data_batch_1.bin": b"x"}
+    evil = {"../evil": b"x", "/tmp/fedrp-evil": b"x", "cifar-10-batches-bin/../../data_batch_1.bin": b"x"}  # noqa: S108 - must not be written
     serve_cifar(server, monkeypatch, archive(cifar_members() | harmless | evil))
     paths = fetch_dataset("cifar10", tmp_path / "data", server.url, progress=False)
     assert [path.name for path in paths] == list(CIFAR_FILES)

@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedrp import RunConfig, simulate
-from fedrp.flower.loopback import Loopback, quiet_environment
+from fedrp.flower.environment import quiet_environment
+from fedrp.flower.loopback import Loopback
 from fedrp.models import layout_of, secret_initial
 from fedrp.projection import make_projection
 from fedrp.simulate import delivering_client
@@ -37,7 +38,7 @@ def model_of(federation: Loopback, name: str) -> np.ndarray:
 def run_app(federation: Loopback, **settings: object) -> str:
     """The log of a run."""
     store = {"store": str(federation.root / "store")}
-    with federation.running(APP, {**store, **{k.replace("_", "-"): v for k, v in settings.items()}}) as lines:
+    with federation.running({**store, **{k.replace("_", "-"): v for k, v in settings.items()}}) as lines:
         return "\n".join(lines)
 
 
@@ -87,7 +88,7 @@ def test_three_sites_over_tls_end_with_the_simulators_model_and_the_server_with_
     }
     secrets |= {"initial model": secret_initial(TinyNet, keys[0]).tobytes(), "model": result.model.tobytes()}
     secrets |= {"part of the model": result.model[10:16].tobytes()}
-    with Loopback(tmp_path, SITES) as federation:
+    with Loopback(tmp_path, SITES, APP) as federation:
         identities = [federation.site_key(name).read_text().split('secret = "')[1][:64] for name in SITES]
         secrets |= {f"identity {n}": bytes.fromhex(text) for n, text in enumerate(identities)}
         secrets |= {f"identity {n} as text": text.encode() for n, text in enumerate(identities)}
@@ -149,7 +150,7 @@ def in_background(work: object) -> threading.Thread:
 def test_a_site_that_is_killed_and_one_whose_cable_is_cut_come_back(tmp_path: Path) -> None:
     """One power cut in the middle of a round, one cut link; quorum 1, so that the run must wait for both."""
     logs: list[str] = []
-    with Loopback(tmp_path, SITES) as federation:
+    with Loopback(tmp_path, SITES, APP) as federation:
         settings = {"quorum": 1.0, "rounds": 4, "app_slow": 3.0, "round_timeout": 60.0}
         run = in_background(lambda: logs.append(run_app(federation, **settings)))
         wait_for(lambda: rounds_done(federation) >= 1)
@@ -171,7 +172,7 @@ def test_a_site_that_is_killed_and_one_whose_cable_is_cut_come_back(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_is_run_again_with_the_same_store(tmp_path: Path) -> None:
-    with Loopback(tmp_path, SITES) as federation:
+    with Loopback(tmp_path, SITES, APP) as federation:
         first = in_background(lambda: run_app(federation, rounds=4, app_slow=3.0))
         wait_for(lambda: rounds_done(federation) >= 1)
         federation.kill("superlink")
@@ -191,7 +192,7 @@ def test_a_server_that_is_killed_is_run_again_with_the_same_store(tmp_path: Path
 def test_a_node_that_is_not_registered_is_refused(tmp_path: Path) -> None:
     from fedrp.flower.loopback import make_node_key
 
-    with Loopback(tmp_path, SITES[:1]) as federation:
+    with Loopback(tmp_path, SITES[:1], APP) as federation:
         federation.kill(SITES[0])
         make_node_key(federation.root / f"node-{SITES[0]}")  # another key than the one that was registered
         federation.start_site(SITES[0])

@@ -799,7 +799,7 @@ def test_killed_and_interrupted_the_command_line_resumes_to_the_same_bytes(
 
     process = start(out, "--workers=1", "--resume")
     wait_for_round(process, 6)
-    time.sleep(random.Random(6).uniform(0, 0.1))
+    time.sleep(random.Random(6).uniform(0, 0.1))  # noqa: S311 - no secret
     process.kill()
     process.communicate()
 

@@ -181,7 +181,7 @@ def require_types(record: object) -> None:
 
 
 def _typed(name: str, value: object, hint: Any) -> object:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
     if not isinstance(value, bool):  # which counts as a whole number, but is not meant as one
         if int in kinds and isinstance(value, numbers.Integral):
             return int(value)

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,34 +33,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        partial.unlink(missing_ok=True)  # what a crash left, or someone planted
+        write_new(partial, data)
+        os.replace(partial, path)  # of a link at `path` too: the link goes, what it pointed to stays
         _sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise SiteError(f"cannot write {path}: {error.strerror}; what was there is unchanged") from None
-
-
-def write_new(path: Path, data: bytes) -> None:
-    """Put `data` into a file that must not exist yet, readable by the owner only, on the disk before this returns.
-
-    Raises:
-        SiteError: it exists, be it as a link, or cannot be written.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise SiteError(f"cannot write {path}: {error.strerror}") from None
 
 
 def erase(path: Path) -> None:
@@ -75,6 +56,48 @@ def erase(path: Path) -> None:
         os.fsync(file.fileno())
     path.unlink()
     _sync_folder(path.parent)
+
+
+def write_new(path: Path, data: bytes, mode: int = PRIVATE) -> None:
+    """Write a file that was not there, through to the disk. Raises OSError if anything has its name, links included."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a secret file, which must be a file of its own that nobody but its owner may read.
+
+    Raises:
+        OSError: it cannot be read.
+        ConfigError: it is a link or no file, or others may read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # not to wait for a pipe's other end
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{path} is a symbolic link, which is not followed: give the file itself") from None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path} is not a file")
+        if stat.S_IMODE(mode) & 0o077:
+            raise ConfigError(f"others may read the key file {path} (mode {stat.S_IMODE(mode):o}): chmod 600 it")
+        return file.read()
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to read state through a symbolic link.
+
+    Raises:
+        SiteError: it is one.
+    """
+    if path.is_symlink():
+        raise SiteError(f"{path} is a symbolic link, which is not followed: put the file itself back")
 
 
 @contextlib.contextmanager
@@ -150,7 +173,7 @@ def locked(path: Path, patience: float = 600.0, required: bool = True) -> Iterat
             lock is not `required`, a warning is logged instead of the latter.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
     except OSError as error:
         raise SiteError(f"cannot open {path}: {error.strerror}") from None
     try:

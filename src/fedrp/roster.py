@@ -9,7 +9,6 @@ import functools
 import hashlib
 import os
 import re
-import stat
 import struct
 import tomllib
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedrp.errors import ConfigError
+from fedrp.files import PRIVATE, read_private, write_new
 from fedrp.sealing import Identity, PublicKeys, parts, proves, require_usable
 from fedrp.secret import KEY_BYTES, SecretKey
 
@@ -138,19 +138,22 @@ def new_identity(path: Path, name: str) -> Identity:
     """Draw a silo's secret from the operating system and write it to a new file that only its owner can read."""
     identity = Identity(secret := SecretKey(os.urandom(KEY_BYTES)), name)
     entry_of(identity)  # refuses a bad name before there is a file
-    _write_new(path, f'{_KEY_NOTE}name = "{name}"\nsecret = "{secret.reveal().hex()}"\n', 0o600)
+    _write_new(path, f'{_KEY_NOTE}name = "{name}"\nsecret = "{secret.reveal().hex()}"\n', PRIVATE)
     return identity
 
 
 def load_identity(path: Path) -> Identity:
     """The identity in a key file. Refuses a file that others on this machine may read; never shows what is in it."""
     try:
-        mode = path.stat().st_mode
+        text = read_private(path).decode()
     except OSError as error:
         raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(f"others may read the key file {path} (mode {stat.S_IMODE(mode):o}): chmod 600 it")
-    content = _read(path, quoting=False)
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text") from None
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(f"{path} is not valid TOML") from None  # nothing of a secret is quoted
     name, secret = content.pop("name", None), content.pop("secret", None)
     whole = isinstance(secret, str) and re.fullmatch(r"[0-9a-f]{64}", secret)
     if content or not whole or not isinstance(name, str):
@@ -168,14 +171,14 @@ def _shown(digest: bytes) -> str:
     return " ".join(text[start : start + 4] for start in range(0, len(text), 4))
 
 
-def _read(path: Path, quoting: bool = True) -> dict[str, Any]:
-    """The content of a TOML file; what is wrong with a private one is not quoted."""
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML" + (f": {error}" if quoting else "")) from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _require_fields(content: dict[str, Any], known: set[str]) -> None:
@@ -236,15 +239,12 @@ def _write_new(path: Path, text: str, mode: int) -> None:
     """Write a file that must not exist yet; it appears complete or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        partial.unlink(missing_ok=True)  # what a crash left, or someone planted
         try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            write_new(partial, text.encode(), mode)
             os.link(partial, path)  # unlike a rename, refuses to replace
         finally:
-            partial.unlink()
+            partial.unlink(missing_ok=True)
     except FileExistsError:
         raise ConfigError(f"{path} already exists: it is never overwritten, give another path") from None
     except OSError as error:

@@ -31,7 +31,7 @@ from safetensors.torch import save as packed
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, to_json
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.files import erase, locked, write_atomically, write_new
+from fedrp.files import erase, locked, read_private, refuse_link, write_atomically, write_new
 from fedrp.models import State
 from fedrp.sealing import MaskKey
 from fedrp.secret import SecretKey
@@ -144,6 +144,7 @@ class SiteFolder:
         Raises:
             SiteError: the file is gone or damaged, or belongs to another run or client.
         """
+        refuse_link(self._state_file)
         if not self._state_file.exists():
             raise self._lost(self._state_file)
         try:
@@ -187,11 +188,14 @@ class SiteFolder:
         if not path.exists():
             if self.status().get("finished"):
                 return None
-            write_new(path, fresh.reveal())
+            try:
+                write_new(path, fresh.reveal())
+            except OSError as error:
+                raise SiteError(f"cannot write {path}: {error.strerror}") from None
         try:
-            return MaskKey(SecretKey(path.read_bytes()))
+            return MaskKey(SecretKey(read_private(path)))
         except (OSError, ValueError):
-            raise SiteError(f"{path} is damaged: let this site sit the run out") from None
+            raise SiteError(f"{path} is damaged: {_SIT_OUT}") from None
 
     def erase_mask_key(self) -> None:
         """Forget the mask key of this run."""

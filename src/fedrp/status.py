@@ -41,7 +41,7 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
     """Add a JSON line. A log that cannot be written must not stop the work."""
     data = (json.dumps({"time": _now(), **line}) + "\n").encode()
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE)
         try:
             os.write(descriptor, data)
         finally:

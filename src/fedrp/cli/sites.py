@@ -75,6 +75,23 @@ def _print_roster(shown: Any) -> None:
 
 
 @cli.command()
+@click.argument("settings", type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="look at everything but the network, and end")
+def site(settings: Path, check: bool) -> None:
+    """Take part as a site: run its SuperNode and answer with its own client app, as the TOML file SETTINGS says."""
+    from fedrp.extras import require_flower
+
+    require_flower()
+    from fedrp.flower.site import check_site, read_site, run_site
+
+    config = read_site(settings)
+    if check:
+        print(check_site(config)[1])
+    else:
+        run_site(config, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+@cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--agreed", type=click.Path(path_type=Path), help="the site's caps  [default: those of its last run]")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per run, and one per data set of a site")

@@ -1,8 +1,8 @@
 """The ClientApp: a packet in, a packet out, and in between the state of the site, read from disk and written back.
 
-Every message may find a new process, so nothing lives in memory between two. The new state is on the disk before the
-reply leaves: a client that is killed at any moment does no round twice, and sends the reply that it has already made.
-Whatever goes wrong, the server is told a bare code; the site's own log has the rest.
+Every message may find a new process, so no state lives in memory between two; the data of a run may. The new state is
+on the disk before the reply leaves: a client that is killed at any moment does no round twice, and sends the reply that
+it has already made. Whatever goes wrong, the server is told a bare code; the site's own log has the rest.
 """
 
 import contextlib
@@ -58,10 +58,11 @@ def make_client_app(load: Load, entropy: Source) -> ClientApp:
     config leads here: a deployed app says `client_app`.
     """
     app = ClientApp()
+    loaded = _keeping(load)
 
     def reply_to(question: Message, context: Context) -> Message:
         try:
-            return answer(_reply(question, context, load, entropy), question)
+            return answer(_reply(question, context, loaded, entropy), question)
         except Exception as error:  # its text must not reach the server, which Flower would send it to
             _log_failure(error, context.node_config)
             return refusal(_code(error), question)
@@ -70,6 +71,27 @@ def make_client_app(load: Load, entropy: Source) -> ClientApp:
     app.train()(reply_to)
     app.evaluate()(reply_to)
     return app
+
+
+_Loaded = Callable[[bytes, ClientContext], tuple[LocalTask, Examples]]
+
+
+def _keeping(load: Load) -> _Loaded:
+    """The task of a run and its training examples, loaded at the first message of the run in this process.
+
+    A process that stays (`fedrp site`) need not read its data for every message. As in the simulator, the examples of
+    a run then stay as they were at its beginning.
+    """
+    kept: dict[bytes, tuple[ClientContext, LocalTask, Examples]] = {}
+
+    def loaded(run: bytes, context: ClientContext) -> tuple[LocalTask, Examples]:
+        if run not in kept or kept[run][0] != context:
+            kept.clear()  # before another takes its place in memory
+            task = load(context)
+            kept[run] = context, task, examples(task.train, "the site's training set")
+        return kept[run][1:]
+
+    return loaded
 
 
 @dataclass(frozen=True)
@@ -84,7 +106,7 @@ class _Desk:
     caps: Caps
 
 
-def _reply(question: Message, context: Context, load: Load, entropy: Source) -> bytes:
+def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) -> bytes:
     packet, (run, round_) = packet_of(question), place_of(question)
     desk = _desk(run, context, load, entropy)
     kind = question.metadata.message_type
@@ -102,7 +124,7 @@ def _reply(question: Message, context: Context, load: Load, entropy: Source) -> 
         return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
 
 
-def _desk(run: bytes, context: Context, load: Load, entropy: Source) -> _Desk:
+def _desk(run: bytes, context: Context, load: _Loaded, entropy: Source) -> _Desk:
     """All that the client needs to work on a message of a run."""
     node = context.node_config
     caps = Caps()
@@ -112,14 +134,13 @@ def _desk(run: bytes, context: Context, load: Load, entropy: Source) -> _Desk:
     config, _ = run_settings(context.run_config)
     identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
     about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
-    task = load(about)
+    task, data = load(run, about)
     parameters = layout_of(built(task.model)).size
     config = resolved(with_norm_floor(config, task.model), parameters)
     require_hidden_start(config, task.model, parameters)
     device = torch.device(str(node.get("device", "cpu")))
     bench = make_workbench(config, run, roster, task.model, task.loss, device, Speed().projection_memory * 2**20)
     folder = SiteFolder(_path(node, "state"), run)
-    data = examples(task.train, "the site's training set")
     return _Desk(about, task, bench, Site(identity, entropy(about, identity), data), folder, caps)
 
 

@@ -1,9 +1,10 @@
-"""A whole federation on this machine: SuperLink with TLS and node authentication, SuperNodes, certificates, keys.
+"""A whole federation on this machine: SuperLink with TLS and node authentication, sites, certificates, keys.
 
 For the demo, the tests and measurements; docs/deploy.md does the same by hand on real machines. Listens on 127.0.0.1
 only, and ends every process that it started.
 """
 
+import dataclasses
 import datetime
 import ipaddress
 import json
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,36 +28,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedrp.errors import FedRPError
+from fedrp.files import write_atomically
+from fedrp.flower.environment import LOOPBACK, free_port, quiet_environment
 from fedrp.flower.relay import Relay
+from fedrp.flower.settings import Pacing
 from fedrp.roster import entry_of, load_identity, merged, new_identity, write_roster
 from fedrp.status import statuses
 
 CONNECTION = "loopback"
-_HOST = "127.0.0.1"
 _PATIENCE = 120.0  # seconds until a process must be up, on a busy machine
-
-
-def quiet_environment(home: Path) -> dict[str, str]:
-    """The environment of every Flower process that we start: it reports nothing home, fetches and installs nothing."""
-    programs = str(Path(sys.executable).parent)  # Flower's programs start each other by name
-    return {
-        **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps Ray's sockets on 127.0.0.1
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-    }
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 # --- certificates and keys -------------------------------------------------------------------------------------------
@@ -75,13 +56,13 @@ def make_certificates(folder: Path) -> Certificates:
     root, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedrp loopback CA")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(_HOST))]
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(LOOPBACK))]
     authority = _certificate(issuer, issuer, root.public_key(), authority=True).sign(root, hashes.SHA256())
     builder = _certificate(issuer, subject, server.public_key(), authority=False)
     certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(root, hashes.SHA256())
     files.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    _write_private(files.key, _pem(server, serialization.PrivateFormat.PKCS8))
+    write_atomically(files.key, _pem(server, serialization.PrivateFormat.PKCS8))
     return files
 
 
@@ -104,7 +85,7 @@ def _certificate(
 def make_node_key(path: Path) -> None:
     """A key that a SuperNode proves itself with: `path`, and `path`.pub for the SuperLink."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(path, _pem(key, serialization.PrivateFormat.OpenSSH))
+    write_atomically(path, _pem(key, serialization.PrivateFormat.OpenSSH))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_name(path.name + ".pub").write_bytes(public)
 
@@ -113,21 +94,21 @@ def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> 
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-
-
 # --- the federation --------------------------------------------------------------------------------------------------
 
 
 class Loopback:
-    """A SuperLink and one SuperNode per site, below one folder; a context manager that ends them."""
+    """A SuperLink and one `fedrp site` per site, below one folder; a context manager that ends them.
 
-    def __init__(self, root: Path, names: Sequence[str]) -> None:
-        self.root, self.names = root, list(names)
+    Args:
+        root: folder of all that is made.
+        names: of the sites.
+        app: folder of the Flower app that the sites have installed.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], app: Path) -> None:
+        self.root, self.names, self.app = root, list(names), app
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports: dict[str, int] = {}
         self.cables: dict[str, Relay] = {}  # between each site and the SuperLink
 
     def __enter__(self) -> "Loopback":
@@ -148,18 +129,19 @@ class Loopback:
             folder.mkdir(parents=True, exist_ok=True)
         self.certificates = make_certificates(self.root / "tls")
         for name in self.names:
-            make_node_key(self._node_key(name))
+            make_node_key(self.node_key(name))
             new_identity(self.site_key(name), name)
+        self.agree({})
         write_roster(self.roster, merged(entry_of(load_identity(self.site_key(name))) for name in self.names))
-        self._ports = {name: free_port() for name in ("superlink", *self.names)}
-        address = f"{_HOST}:{self._ports['superlink']}"
+        self._port = free_port()
+        address = f"{LOOPBACK}:{self._port}"
         (self._home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n'
             f'root-certificates = "{self.certificates.authority.resolve()}"\n'
         )
         self.start_superlink()
-        self.cables = {name: Relay(self._ports["superlink"]) for name in self.names}
-        registrations = [self.flwr("supernode", "register", f"{self._node_key(n)}.pub", CONNECTION) for n in self.names]
+        self.cables = {name: Relay(self._port) for name in self.names}
+        registrations = [self.flwr("supernode", "register", f"{self.node_key(n)}.pub", CONNECTION) for n in self.names]
         for name, registration in zip(self.names, registrations, strict=True):
             output, _ = registration.communicate(timeout=_PATIENCE)
             if registration.returncode:
@@ -171,37 +153,56 @@ class Loopback:
         """Start the SuperLink and wait until it listens."""
         tls = self.certificates
         arguments = ["--ssl-ca-certfile", tls.authority, "--ssl-certfile", tls.certificate, "--ssl-keyfile", tls.key]
-        arguments += ["--enable-supernode-auth", "--host", _HOST, "--port", self._ports["superlink"]]
+        arguments += ["--enable-supernode-auth", "--host", LOOPBACK, "--port", self._port]
         arguments += ["--database", self.root / "superlink.db", "--disable-runtime-dependency-installation"]
         process = self._spawn("superlink", "flower-superlink", *arguments)
         end = time.monotonic() + _PATIENCE
-        while not _listens(self._ports["superlink"]):
+        while not _listens(self._port):
             if process.poll() is not None or time.monotonic() > end:
                 raise FedRPError(f"the SuperLink did not start: see {self.log_file('superlink')}")
             time.sleep(0.2)
 
-    def start_site(self, name: str, node_config: Mapping[str, object] | None = None) -> None:
-        """Start the SuperNode of a site."""
-        config = {**self.node_config(name), **(node_config or {})}
-        arguments = ["--root-certificates", self.certificates.authority, "--superlink"]
-        arguments += [f"{_HOST}:{self.cables[name].port}", "--host", _HOST, "--port", self._ports[name]]
-        arguments += ["--auth-supernode-private-key", self._node_key(name), "--node-config"]
-        arguments += [" ".join(f"{key}={json.dumps(value)}" for key, value in config.items())]
-        self._spawn(name, "flower-supernode", *arguments)
+    def start_site(self, name: str) -> None:
+        """Start a site."""
+        path = self.root / f"{name}.toml"
+        path.write_text(_toml(self.site_settings(name)))
+        self._spawn(name, "fedrp", "site", path)
 
-    def node_config(self, name: str) -> dict[str, object]:
-        """The settings of a site, as its SuperNode is given them."""
+    def site_settings(self, name: str) -> dict[str, object]:
+        """What the TOML file of a site says."""
+        app = tomllib.loads((self.app / "pyproject.toml").read_text())
+        paths = {
+            "root_certificates": self.certificates.authority,
+            "node_key": self.node_key(name),
+            "key": self.site_key(name),
+            "roster": self.roster,
+            "agreed": self.agreed,
+            "state": self.site_state(name),
+        }
         return {
-            "key": str(self.site_key(name)),
-            "roster": str(self.roster),
-            "state": str(self.site_state(name)),
+            "app": app["tool"]["flwr"]["app"]["components"]["clientapp"],
+            "superlink": f"{LOOPBACK}:{self.cables[name].port}",
+            **{setting: str(path.absolute()) for setting, path in paths.items()},
         }
 
+    def agree(self, settings: Mapping[str, object]) -> None:
+        """Have all sites agree to a run of their app with these settings, and to no other."""
+        app = tomllib.loads((self.app / "pyproject.toml").read_text())
+        asked = {**app["tool"]["flwr"]["app"]["config"], **settings}
+        pacing = {item.name for item in dataclasses.fields(Pacing)}
+        self.agreed.write_text(_toml({k: v for k, v in asked.items() if k.replace("-", "_") not in pacing}))
+
     @contextmanager
-    def running(self, app: Path, settings: Mapping[str, object]) -> Iterator[Iterator[str]]:
-        """Submit an app; the lines of its log as they come, until the run ends."""
+    def running(self, settings: Mapping[str, object], app: Path | None = None) -> Iterator[Iterator[str]]:
+        """Submit the sites' app, with settings that they agree to, or another one, without asking them.
+
+        Gives the lines of the run's log as they come, until the run ends.
+        """
+        if app is None:
+            self.agree(settings)
         overrides = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        process = self.flwr("run", str(app), CONNECTION, "--stream", "--run-config", overrides)
+        options = ["--run-config", overrides] if overrides else []
+        process = self.flwr("run", str(app or self.app), CONNECTION, "--stream", *options)
         self._processes["run"] = process
         with process:
             try:
@@ -218,7 +219,7 @@ class Loopback:
     def flwr(self, *arguments: str) -> "subprocess.Popen[bytes]":
         """A `flwr` command that talks to this SuperLink."""
         command = [_program("flwr"), *arguments]
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - a program of this environment
             command,
             env=quiet_environment(self._home),
             stdin=subprocess.DEVNULL,
@@ -270,6 +271,15 @@ class Loopback:
         """The roster file of all sites."""
         return self.root / "roster.toml"
 
+    @property
+    def agreed(self) -> Path:
+        """The file of settings that the sites agree to."""
+        return self.root / "agreed.toml"
+
+    def node_key(self, name: str) -> Path:
+        """The private key file that Flower knows a site's node by."""
+        return self.root / f"node-{name}"
+
     def log_file(self, name: str) -> Path:
         """What a process printed."""
         return self.root / "logs" / f"{name}.log"
@@ -278,23 +288,28 @@ class Loopback:
     def _home(self) -> Path:
         return self.root / "flwr"
 
-    def _node_key(self, name: str) -> Path:
-        return self.root / f"node-{name}"
-
     def _spawn(self, name: str, program: str, *arguments: object) -> "subprocess.Popen[bytes]":
         command = [_program(program), *map(str, arguments)]
+        if before := self._processes.pop(name, None):
+            before.wait()
         home = self._home / name  # every machine has a Flower folder of its own
         home.mkdir(parents=True, exist_ok=True)
+        installed = os.pathsep.join(filter(None, [str(self.app.absolute()), os.environ.get("PYTHONPATH", "")]))
+        threads = str(max(1, (os.cpu_count() or 1) // len(self.names)))  # the sites share this machine
         with self.log_file(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
+            self._processes[name] = subprocess.Popen(  # noqa: S603 - as above
                 command,
-                env=quiet_environment(home),
+                env={"OMP_NUM_THREADS": threads, **quiet_environment(home), "PYTHONPATH": installed},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         return self._processes[name]
+
+
+def _toml(settings: Mapping[str, object]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
 
 def _program(name: str) -> str:
@@ -305,7 +320,7 @@ def _program(name: str) -> str:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((_HOST, port)) == 0
+        return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 def _family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:

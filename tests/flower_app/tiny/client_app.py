@@ -3,14 +3,15 @@
 import time
 
 from fedrp.flower.client import make_client_app
-from fedrp.flower.task import ClientContext, LocalTask
+from fedrp.flower.task import ClientContext
+from fedrp.host import SimulatedEntropy
 from flower_helpers import simulated, tiny_load
 
 
-def load(context: ClientContext) -> LocalTask:
+def slow(context: ClientContext) -> SimulatedEntropy:
     if context.index == 1:
         time.sleep(float(context.run["app-slow"]))
-    return tiny_load(context)
+    return simulated(context)
 
 
-app = make_client_app(load, simulated)
+app = make_client_app(tiny_load, slow)
