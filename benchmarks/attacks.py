@@ -22,13 +22,13 @@ import torch
 from origin import origin_of
 
 from fedrp.attacks.experiment import Outcome, Scenario, attack_angles, attack_keys, attack_pictures
-from fedrp.attacks.gallery import Strip, draw
+from fedrp.attacks.figures import Strip, draw
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.membership import attack_membership
 from fedrp.config import RunConfig
-from fedrp.data import load_dataset
-from fedrp.simulate import simulate
-from fedrp.task import named_task
+from fedrp.learning.data import load_dataset
+from fedrp.learning.task import named_task
+from fedrp.simulation.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "runs" / "attacks"

@@ -35,17 +35,17 @@ import numpy.typing as npt
 import torch
 from origin import origin_of
 
-from fedrp.aggregate import weighted_mean
 from fedrp.config import RunConfig, from_settings, require_choice
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.evaluate import score
-from fedrp.host import grouped
-from fedrp.models import public_initial
+from fedrp.learning.evaluate import score
+from fedrp.learning.models import public_initial
+from fedrp.learning.task import Task, examples, named_task, split_among_clients
+from fedrp.learning.training import LocalSGD, make_trainer
+from fedrp.protocol.aggregate import weighted_mean
+from fedrp.protocol.wire import HEADER_BYTES
 from fedrp.rng import RunSeed
-from fedrp.simulate import resolved
-from fedrp.task import Task, examples, named_task, split_among_clients
-from fedrp.training import LocalSGD, make_trainer
-from fedrp.wire import HEADER_BYTES
+from fedrp.simulation.backend import grouped
+from fedrp.simulation.simulate import resolved
 
 Vector = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

@@ -18,10 +18,10 @@ import psutil
 import torch
 from torch import nn
 
+from fedrp.crypto.roster import entry_of, merged, new_identity, write_roster
 from fedrp.flower import ClientContext, LocalTask, client_app, server_app
-from fedrp.flower.local import LocalGrid, answering, run_locally
-from fedrp.flower.loopback import Loopback
-from fedrp.roster import entry_of, merged, new_identity, write_roster
+from fedrp.testing.local import LocalGrid, answering, run_locally
+from fedrp.testing.loopback import Loopback
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,16 +20,17 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
-from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, Speed
-from fedrp.host import ClientHost, HostSetup, grouped, set_threads, simulated_roster
-from fedrp.models import built, layout_of
+from fedrp.learning.models import built, layout_of
+from fedrp.learning.task import examples, named_task, split_among_clients
 from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulate import resolved
-from fedrp.task import examples, named_task, split_among_clients
-from fedrp.wire import Kind
+from fedrp.simulation.backend import ClientHost, HostSetup, grouped, set_threads, simulated_roster
+from fedrp.simulation.simulate import resolved
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "results"
@@ -66,16 +67,16 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     set_threads(Speed())
     host = ClientHost(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
     size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
-    server = coordinator.new_coordinator(config, run, size)
-    server = coordinator.welcome(server, coordinator.read(server, host.hello()))
-    dealt = host.respond(coordinator.request_key(server, 0))
-    server = coordinator.take_keys(server, coordinator.read(server, dealt))
+    server = server_side.new_coordinator(config, run, size)
+    server = server_side.welcome(server, server_side.read(server, host.hello()))
+    dealt = host.respond(server_side.request_key(server, 0))
+    server = server_side.take_keys(server, server_side.read(server, dealt))
     for round_ in range(1, config.rounds + 1):
-        server, packets = coordinator.open_round(server, np.zeros(config.clients))
+        server, packets = server_side.open_round(server, np.zeros(config.clients))
         replies = host.respond(packets)
-        server, _ = coordinator.close_round(server, coordinator.read(server, replies))
+        server, _ = server_side.close_round(server, server_side.read(server, replies))
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
-        models = host.final_models(coordinator.finish(server, tuple(replies)))
+        models = host.final_models(server_side.finish(server, tuple(replies)))
         yield Seen(round_, np.stack(sent).astype(np.float64), np.stack(list(models.values())).astype(np.float64))
 
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
-from fedrp.bench import projection_benchmark
-from fedrp.projection import FAMILIES, make_projection
-from fedrp.secret import SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.projection.benchmark import projection_benchmark
+from fedrp.projection.families import FAMILIES, make_projection
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -26,13 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from origin import origin_of
 
-from fedrp import RunConfig, simulate, wire
-from fedrp.aggregate import Vector
+from fedrp import RunConfig, simulate
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.host import Packets, Tap
-from fedrp.result import RoundRecord
+from fedrp.learning.task import Task, named_task
+from fedrp.protocol import wire
+from fedrp.protocol.aggregate import Vector
 from fedrp.rng import RunSeed
-from fedrp.task import Task, named_task
+from fedrp.simulation.backend import Packets, Tap
+from fedrp.simulation.result import RoundRecord
 
 HONEST = "honest"
 HOSTILE_SHARE = 0.1

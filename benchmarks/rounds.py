@@ -17,8 +17,8 @@ from typing import Any
 from origin import origin_of
 
 from fedrp import RunConfig, Speed
-from fedrp.simulate import simulate
-from fedrp.task import named_task
+from fedrp.learning.task import named_task
+from fedrp.simulation.simulate import simulate
 
 BASE = RunConfig(dataset="mnist", clients=100, rounds=2, algorithm="fedavg")
 REFERENCE = "fedavg"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.data import load_dataset
+from fedrp.learning.data import load_dataset
 
 Array = npt.NDArray[np.float64]
 Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # inputs and labels

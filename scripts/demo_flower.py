@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedrp.errors import FedRPError
-from fedrp.flower.loopback import Loopback
+from fedrp.testing.loopback import Loopback
 
 ROOT = Path(__file__).parents[1]
 SITES = ["amsterdam", "bergen", "coimbra"]
@@ -59,7 +59,7 @@ def demo(out: Path, algorithm: str, rounds: int) -> None:
 
 def report(out: Path, store: Path, rounds: int, transport: tuple[int, int]) -> None:
     """Print what came of it: from the sites' own status files, since the server sees no model and no score."""
-    from fedrp.status import statuses
+    from fedrp.storage.status import statuses
 
     log = [json.loads(line) for line in (store / "log.jsonl").read_text().splitlines()]
     done = [line for line in log if line["event"] == "round"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrp.data import Labels, load_dataset
+from fedrp.learning.data import Labels, load_dataset
 
 ASSET = Path(__file__).parents[1] / "src" / "fedrp" / "assets" / "mnist-mini.npz"
 

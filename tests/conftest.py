@@ -8,8 +8,8 @@ import torch
 from hypothesis import settings
 
 from fedrp import Task
+from fedrp.learning.training import Trainer, make_trainer
 from fedrp.rng import RunSeed
-from fedrp.training import Trainer, make_trainer
 from helpers import TinyNet, mounted, picture_file, tiny_task
 
 # The same examples on every machine and in every run: a failure is the change's, not the day's.

@@ -13,19 +13,19 @@ from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 
 from fedrp import RunConfig, simulate
-from fedrp.flower.client import make_client_app
-from fedrp.flower.envelope import RefusedError, answer, packet_of, refusal
-from fedrp.flower.local import Answer, LocalGrid, answering, run_locally
-from fedrp.flower.server import server_app
+from fedrp.crypto.roster import Roster, entry_of, merged, new_identity, write_roster
+from fedrp.crypto.sealing import Identity
+from fedrp.flower.client_app import make_client_app
+from fedrp.flower.messages import RefusedError, answer, packet_of, refusal
+from fedrp.flower.server_app import server_app
 from fedrp.flower.task import ClientContext, Load, LocalTask
-from fedrp.host import SimulatedEntropy
-from fedrp.models import layout_of
-from fedrp.result import RunResult
+from fedrp.learning.models import layout_of
+from fedrp.learning.task import split_among_clients
 from fedrp.rng import RunSeed
-from fedrp.roster import Roster, entry_of, merged, new_identity, write_roster
-from fedrp.sealing import Identity
-from fedrp.status import read_status
-from fedrp.task import split_among_clients
+from fedrp.simulation.backend import SimulatedEntropy
+from fedrp.simulation.result import RunResult
+from fedrp.storage.status import read_status
+from fedrp.testing.local import Answer, LocalGrid, answering, run_locally
 from helpers import tiny_task
 
 LOST = Error(8, "the process that worked on this message ended")  # as Flower says it

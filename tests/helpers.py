@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedrp import RunConfig, Task, coordinator, simulate
+from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms import ALGORITHMS
-from fedrp.host import SimulatedEntropy, simulated_roster, simulated_site
-from fedrp.models import layout_of
+from fedrp.crypto.secret import SecretKey
+from fedrp.learning.models import layout_of
+from fedrp.learning.task import split_among_clients
+from fedrp.protocol import server as server_side
+from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.rng import RunSeed
-from fedrp.secret import SecretKey
-from fedrp.silo import Silo, Site, finished, hello, make_workbench, respond
-from fedrp.simulate import resolved
-from fedrp.task import split_among_clients
+from fedrp.simulation.backend import SimulatedEntropy, simulated_roster, simulated_site
+from fedrp.simulation.simulate import resolved
 
 ROOT = Path(__file__).parents[1]
 FEATURES, CLASSES = 6, 3
@@ -109,7 +110,7 @@ class Federation:
         device = torch.device("cpu")
         self.bench = make_workbench(self.config, self.run, self.roster, task.model, task.loss, device, 2**20)
         size = ALGORITHMS[config.algorithm].upload_size(self.config, parameters)
-        self.server = coordinator.new_coordinator(self.config, self.run, size)
+        self.server = server_side.new_coordinator(self.config, self.run, size)
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server
         for client, data in enumerate(split_among_clients(task, config)):
@@ -120,20 +121,20 @@ class Federation:
     def _set_up(self) -> None:
         hellos = {client: hello(self.bench, client, site) for client, site in self.sites.items()}
         self.received += hellos.values()
-        self.server = coordinator.welcome(self.server, self.read(hellos))
-        self.take_keys(self.deliver(coordinator.request_key(self.server, 0)))
+        self.server = server_side.welcome(self.server, self.read(hellos))
+        self.take_keys(self.deliver(server_side.request_key(self.server, 0)))
 
-    def read(self, packets: dict[int, bytes]) -> dict[int, coordinator.Reply]:
+    def read(self, packets: dict[int, bytes]) -> dict[int, server_side.Reply]:
         """Packets as the server reads them."""
-        return coordinator.read(self.server, packets)
+        return server_side.read(self.server, packets)
 
     def take_keys(self, packets: dict[int, bytes]) -> None:
-        self.server = coordinator.take_keys(self.server, self.read(packets))
+        self.server = server_side.take_keys(self.server, self.read(packets))
 
     def open(self) -> dict[int, bytes]:
         """The packets that start the next round."""
         coins = np.random.default_rng([self.config.seed, self.server.round]).random(self.config.clients)
-        self.server, packets = coordinator.open_round(self.server, coins)
+        self.server, packets = server_side.open_round(self.server, coins)
         return packets
 
     def answer(self, client: int, packet: bytes) -> bytes:
@@ -148,17 +149,17 @@ class Federation:
         self.received += replies.values()
         return replies
 
-    def close(self, replies: dict[int, bytes]) -> coordinator.RoundReport:
+    def close(self, replies: dict[int, bytes]) -> server_side.RoundReport:
         read = self.read(replies)
-        self.server, requests = coordinator.recover(self.server, read)
-        self.server, report = coordinator.close_round(self.server, read, self.read(self.deliver(requests)))
+        self.server, requests = server_side.recover(self.server, read)
+        self.server, report = server_side.close_round(self.server, read, self.read(self.deliver(requests)))
         return report
 
-    def round(self) -> coordinator.RoundReport:
+    def round(self) -> server_side.RoundReport:
         return self.close(self.deliver(self.open()))
 
     def final_models(self) -> dict[int, np.ndarray]:
-        packets = coordinator.finish(self.server, tuple(self.silos))
+        packets = server_side.finish(self.server, tuple(self.silos))
         return {c: finished(self.bench, self.silos[c], self.sites[c], packet).model for c, packet in packets.items()}
 
 

@@ -12,25 +12,26 @@ import torch
 from scipy.stats import chi2, chisquare
 from torch import nn
 
-from fedrp import RunConfig, Task, coordinator, simulate
-from fedrp.aggregate import weighted_mean, weighted_sum
+from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms import ALGORITHMS, for_each, require_used
 from fedrp.algorithms.base import Local, Participant, Step, Upload
-from fedrp.algorithms.private import averaged, current_clip, privatised
+from fedrp.algorithms.client_dp import averaged, current_clip, privatised
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
-from fedrp.host import Hosts
-from fedrp.models import public_initial
+from fedrp.learning.models import public_initial
+from fedrp.learning.training import Examples, LocalSGD, Objective, Stack, Trainer
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
 from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
-from fedrp.projection import make_projection
+from fedrp.projection.families import make_projection
+from fedrp.protocol import server as server_side
+from fedrp.protocol.aggregate import weighted_mean, weighted_sum
+from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
-from fedrp.secret import SecretKey
-from fedrp.secure_sum import Call
-from fedrp.simulate import resolved
-from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer
-from fedrp.wire import SERVER, Kind, Message, encode
+from fedrp.simulation.backend import Hosts
+from fedrp.simulation.simulate import resolved
 from helpers import NOISY, Federation, TinyNet, blobs, tiny_config, tiny_task
 
 PARAMETERS = 83
@@ -658,11 +659,11 @@ def test_clients_who_are_added_to_too_few_are_counted(clients: int, secure: bool
     changes = {"clients": clients, "participation": rate, "sampling": "poisson", "secure_aggregation": secure}
     config = resolved(tiny_config("fedavg-dp", dp_noise="local", **changes), PARAMETERS)
     (event,) = {release.event for release in ALGORITHMS["fedavg-dp"].releases(config)}
-    server = coordinator.new_coordinator(config, bytes(16), PARAMETERS)
-    greeted = {client: coordinator.MaskEntry(1, b"") for client in range(clients)}
+    server = server_side.new_coordinator(config, bytes(16), PARAMETERS)
+    greeted = {client: server_side.MaskEntry(1, b"") for client in range(clients)}
     server = dataclasses.replace(server, mask_keys=greeted)
     coins = np.random.default_rng(1).random((20_000, clients))
-    chosen = sum(0 in coordinator.open_round(server, drawn)[0].participants for drawn in coins)
+    chosen = sum(0 in server_side.open_round(server, drawn)[0].participants for drawn in coins)
     error = 4 * (event.event.rate * (1 - event.event.rate) / 20_000) ** 0.5
     assert abs(chosen / 20_000 - event.event.rate) < error
     assert abs(chosen / 20_000 - rate) > error

@@ -12,24 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedrp import RunConfig, simulate, wire
-from fedrp.attacks.clues import angles, find_clues, opened_keys
+from fedrp import RunConfig, simulate
 from fedrp.attacks.experiment import Scenario, attack_angles, attack_keys, attack_pictures, record_run
-from fedrp.attacks.gallery import write
+from fedrp.attacks.figures import write
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.keysearch import ROWS, keyed_guess, search, seeded_guess, seeded_matrix, typical_size
 from fedrp.attacks.membership import attack_membership
 from fedrp.attacks.metrics import area, matched, psnr, ssim, true_positives_at
+from fedrp.attacks.observations import angles, find_clues, opened_keys
 from fedrp.attacks.record import record
 from fedrp.attacks.view import ADVERSARIES, Recording, View
 from fedrp.cli import main
-from fedrp.data import Dataset, load_dataset
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, FedRPError
-from fedrp.models import layout_of, secret_initial
-from fedrp.projection import make_projection
+from fedrp.learning.data import Dataset, load_dataset
+from fedrp.learning.models import layout_of, secret_initial
+from fedrp.learning.task import Task, named_task
+from fedrp.projection.families import make_projection
+from fedrp.protocol import wire
 from fedrp.rng import RunSeed
-from fedrp.secret import SecretKey
-from fedrp.task import Task, named_task
 from helpers import CLASSES, FEATURES, ROOT, TinyNet, all_windows, blobs, picture_file, round_keys, tiny_config, windows
 
 QUICK = Effort(iterations=60)

@@ -8,11 +8,11 @@ import pytest
 from scipy.stats import binomtest
 
 from fedrp import RunConfig
-from fedrp.algorithms import ALGORITHMS, private
+from fedrp.algorithms import ALGORITHMS, client_dp
+from fedrp.auditing.canary import AuditResult, Fault, Mechanism, _seen, audit
+from fedrp.auditing.lower_bounds import audit_bounds, clopper_pearson
 from fedrp.cli import main
 from fedrp.errors import ConfigError
-from fedrp.game import AuditResult, Fault, Mechanism, _seen, audit
-from fedrp.privacy.audit import audit_bounds, clopper_pearson
 from fedrp.privacy.events import Adversary, Composed, GaussianRelease, PoissonSampled, ProjectedRelease
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.projection_mechanism import exact_epsilon
@@ -152,7 +152,7 @@ def test_a_projection_with_a_key_that_is_used_again_is_caught() -> None:
 
 def test_a_mechanism_that_forgets_to_clip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """By so much that the server alone would not notice: beyond that, the sum is none of honest clients."""
-    monkeypatch.setattr(private, "clip_to_norm", lambda update, bound: clip_to_norm(update, 4 * bound))
+    monkeypatch.setattr(client_dp, "clip_to_norm", lambda update, bound: clip_to_norm(update, 4 * bound))
     assert play(NOISY[0]).violated
 
 

@@ -15,20 +15,20 @@ from torch import nn
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import Local, Participant, Step
-from fedrp.algorithms.bounded import summed_release
+from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
+from fedrp.algorithms.projection_bounds import summed_release
 from fedrp.cli import main
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError
-from fedrp.models import secret_initial
-from fedrp.norm_floor import initial_norm_floor, with_norm_floor
+from fedrp.learning.models import secret_initial
+from fedrp.learning.training import Objective, Stack
 from fedrp.privacy.bounds import EpsilonInterval, bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, ProjectedRelease
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline, statements
 from fedrp.privacy.projection_mechanism import exact_epsilon
-from fedrp.projection import make_projection
-from fedrp.secret import SecretKey
-from fedrp.simulate import resolved
-from fedrp.training import Objective, Stack
+from fedrp.projection.families import make_projection
+from fedrp.simulation.simulate import resolved
 from helpers import Federation, TinyNet, tiny_config, tiny_task
 
 PARAMETERS = 83

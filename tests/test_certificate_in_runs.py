@@ -10,7 +10,7 @@ from scipy.spatial.distance import pdist
 
 from fedrp import Task, simulate
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE
-from fedrp.report import result_details
+from fedrp.reporting.report import result_details
 from helpers import Federation, tiny_config, tiny_task
 
 

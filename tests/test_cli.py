@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from fedrp.algorithms import ALGORITHMS
-from fedrp.algorithms.private import DEFAULT_EPSILON
+from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.cli import main
 from fedrp.cli.common import Command
-from fedrp.data import DATASETS
+from fedrp.learning.data import DATASETS
 from fedrp.privacy.events import Adversary
-from fedrp.projection import FAMILIES
+from fedrp.projection.families import FAMILIES
 from helpers import command, environment, files_up_to
 
 KEYS = re.findall(

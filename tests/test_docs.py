@@ -15,7 +15,7 @@ import torch
 import fedrp
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
-from fedrp.projection import FAMILIES
+from fedrp.projection.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

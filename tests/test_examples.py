@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, load_vector, simulate
-from fedrp.models import layout_of, secret_initial
-from fedrp.projection import make_projection
-from fedrp.simulate import delivering_client
-from fedrp.task import split_among_clients
+from fedrp.learning.models import layout_of, secret_initial
+from fedrp.learning.task import split_among_clients
+from fedrp.projection.families import make_projection
+from fedrp.simulation.simulate import delivering_client
 from helpers import ROOT, TinyNet, client_batches, environment, round_keys, tiny_config, tiny_task
 
 LONGEST = {"fedrp_in_100_lines": 100, "your_own_model": 20}
@@ -126,9 +126,9 @@ def test_the_flower_app_can_be_built(tmp_path: Path) -> None:
 
 def test_the_flower_app_is_short_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The app as it is, on a grid in this process."""
-    from fedrp.flower.local import LocalGrid, answering, run_locally
-    from fedrp.roster import entry_of, merged, new_identity, write_roster
-    from fedrp.status import statuses
+    from fedrp.crypto.roster import entry_of, merged, new_identity, write_roster
+    from fedrp.storage.status import statuses
+    from fedrp.testing.local import LocalGrid, answering, run_locally
 
     folder = ROOT / "examples" / "flower-app"
     assert sum(len(path.read_text().splitlines()) for path in folder.glob("digits/*.py")) <= 45

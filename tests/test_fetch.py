@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrp import data, fetch
-from fedrp.data import DATASETS, load_dataset
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.fetch import SOURCES, Remote, Source, available, fetch_dataset
+from fedrp.learning import data, fetch
+from fedrp.learning.data import DATASETS, load_dataset
+from fedrp.learning.fetch import SOURCES, Remote, Source, available, fetch_dataset
 from helpers import files_up_to
 
 CIFAR_FILES = DATASETS["cifar10"].files

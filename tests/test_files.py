@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedrp.cli import main
+from fedrp.crypto.roster import load_identity, new_identity
 from fedrp.errors import ConfigError, SiteError
 from fedrp.files import locked, read_private, write_atomically
-from fedrp.flower.loopback import make_node_key
-from fedrp.roster import load_identity, new_identity
-from fedrp.silo import Silo
-from fedrp.sitefolder import SiteFolder
-from fedrp.status import append_line
+from fedrp.protocol.client import Silo
+from fedrp.storage.site import SiteFolder
+from fedrp.storage.status import append_line
+from fedrp.testing.loopback import make_node_key
 
 
 def planted(link: Path) -> Path:

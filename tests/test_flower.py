@@ -13,23 +13,24 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from fedrp import simulate, wire
+from fedrp import simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
+from fedrp.crypto.roster import load_identity
 from fedrp.errors import ConfigError, FedRPError
-from fedrp.flower.client import client_app, make_client_app
-from fedrp.flower.envelope import FINISH, HELLO, ROUND, RefusedError, packet_of, question
-from fedrp.flower.local import local_run
-from fedrp.flower.relay import Relay
-from fedrp.flower.server import parameter_count
+from fedrp.flower.client_app import client_app, make_client_app
+from fedrp.flower.messages import FINISH, HELLO, ROUND, RefusedError, packet_of, question
+from fedrp.flower.server_app import parameter_count
 from fedrp.flower.settings import Pacing, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, LocalTask
-from fedrp.models import MODELS, ModelFactory, built, layout_of, secret_initial
-from fedrp.projection import make_projection
-from fedrp.roster import load_identity
-from fedrp.serverfolder import ServerFolder
-from fedrp.simulate import delivering_client, seeded_coins
-from fedrp.wire import Kind
+from fedrp.learning.models import MODELS, ModelFactory, built, layout_of, secret_initial
+from fedrp.projection.families import make_projection
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind
+from fedrp.simulation.simulate import delivering_client, seeded_coins
+from fedrp.storage.server import ServerFolder
+from fedrp.testing.local import local_run
+from fedrp.testing.relay import Relay
 from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import ROOT, FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
 

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 from fedrp import RunConfig, simulate
 from fedrp.flower.environment import quiet_environment
-from fedrp.flower.loopback import Loopback
-from fedrp.models import layout_of, secret_initial
-from fedrp.projection import make_projection
-from fedrp.simulate import delivering_client
+from fedrp.learning.models import layout_of, secret_initial
+from fedrp.projection.families import make_projection
+from fedrp.simulation.simulate import delivering_client
+from fedrp.testing.loopback import Loopback
 from helpers import ROOT, TinyNet, round_keys, tiny_config, tiny_task
 
 APP = ROOT / "tests" / "flower_app"
@@ -120,7 +120,7 @@ def test_every_process_is_started_with_the_switches_that_keep_it_quiet(tmp_path:
     assert environment["FLWR_HOME"] == str(tmp_path)
     for path in [*(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         text = path.read_text()
-        assert "flower-super" not in text, f"{path.name} starts Flower by itself: use fedrp.flower.loopback"
+        assert "flower-super" not in text, f"{path.name} starts Flower by itself: use fedrp.testing.loopback"
 
 
 # --- slow: faults of real processes ----------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_server_that_is_killed_is_run_again_with_the_same_store(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_node_that_is_not_registered_is_refused(tmp_path: Path) -> None:
-    from fedrp.flower.loopback import make_node_key
+    from fedrp.testing.loopback import make_node_key
 
     with Loopback(tmp_path, SITES[:1], APP) as federation:
         federation.kill(SITES[0])

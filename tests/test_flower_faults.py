@@ -20,15 +20,15 @@ import pytest
 from flwr.app import Message
 from safetensors import safe_open
 
-from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
+from fedrp.crypto.roster import entry_of, merged, new_identity, write_roster
 from fedrp.errors import QuorumError, SiteError
-from fedrp.flower.envelope import FINISH, ROUND, answer, packet_of
-from fedrp.flower.local import LocalGrid, run_locally
-from fedrp.flower.server import server_app
-from fedrp.roster import entry_of, merged, new_identity, write_roster
-from fedrp.simulate import delivering_client
-from fedrp.wire import Kind
+from fedrp.flower.messages import FINISH, ROUND, answer, packet_of
+from fedrp.flower.server_app import server_app
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind
+from fedrp.simulation.simulate import delivering_client
+from fedrp.testing.local import LocalGrid, run_locally
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
 from helpers import TinyNet, mounted, tiny_config
 
@@ -440,10 +440,10 @@ def test_clocks_that_are_wrong_change_nothing(skew: float, tmp_path: Path) -> No
     """One client's clock is off, by up to ten hours; another amount in every process."""
     import flwr.app.message.message as flower_message
 
-    import fedrp.status
+    import fedrp.storage.status
 
     run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT))
-    now, own, count = flower_message.now, fedrp.status._now, iter(range(100))
+    now, own, count = flower_message.now, fedrp.storage.status._now, iter(range(100))
 
     def reply(client: int, message: Message) -> Message:
         import datetime
@@ -453,7 +453,7 @@ def test_clocks_that_are_wrong_change_nothing(skew: float, tmp_path: Path) -> No
         def wrong_clock() -> None:
             if client == 1:
                 flower_message.now = lambda: now() + offset
-                fedrp.status._now = lambda: (datetime.datetime.fromisoformat(own()) + offset).isoformat()
+                fedrp.storage.status._now = lambda: (datetime.datetime.fromisoformat(own()) + offset).isoformat()
                 seconds = time.time
                 time.time = lambda: seconds() + offset.total_seconds()
 

@@ -33,15 +33,15 @@ from safetensors.numpy import load_file
 
 from fedrp import simulate
 from fedrp.cli import main
+from fedrp.crypto.roster import entry_of, merged, new_identity, write_roster
 from fedrp.errors import SiteError
 from fedrp.extras import FLOWER_BELOW, FLOWER_FROM
 from fedrp.files import locked
 from fedrp.flower.environment import LOOPBACK, free_port
 from fedrp.flower.executor import work
-from fedrp.flower.local import local_run
-from fedrp.flower.loopback import Loopback
-from fedrp.models import layout_of
-from fedrp.roster import entry_of, merged, new_identity, write_roster
+from fedrp.learning.models import layout_of
+from fedrp.testing.local import local_run
+from fedrp.testing.loopback import Loopback
 from helpers import ROOT, TinyNet, tiny_config, tiny_task
 
 APP = ROOT / "tests" / "flower_app"

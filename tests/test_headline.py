@@ -8,7 +8,7 @@ from fedrp import Task, simulate
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, headline
-from fedrp.report import privacy_lines
+from fedrp.reporting.report import privacy_lines
 from helpers import tiny_config
 
 REAL = [adversary for adversary in Adversary if adversary.real]

@@ -9,14 +9,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedrp import coordinator, secure_sum, wire
 from fedrp.algorithms import ALGORITHMS
-from fedrp.errors import FedRPError, ProtocolError, WireError
-from fedrp.host import simulated_identity
-from fedrp.masks import Masker, extended
-from fedrp.models import public_initial
-from fedrp.rng import RunSeed
-from fedrp.sealing import (
+from fedrp.crypto import secure_aggregation
+from fedrp.crypto.masks import Masker, extended
+from fedrp.crypto.sealing import (
     ENVELOPE_BYTES,
     Identity,
     MaskKey,
@@ -27,9 +23,15 @@ from fedrp.sealing import (
     signed_mask_key,
     split,
 )
-from fedrp.secret import SecretKey
-from fedrp.secure_sum import HEADROOM, Call
-from fedrp.wire import Kind, Message
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.secure_aggregation import HEADROOM, Call
+from fedrp.errors import FedRPError, ProtocolError, WireError
+from fedrp.learning.models import public_initial
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind, Message
+from fedrp.rng import RunSeed
+from fedrp.simulation.backend import simulated_identity
 from helpers import Federation, TinyNet, tiny_config
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
@@ -53,7 +55,7 @@ def decoded(run: Federation, replies: dict[int, bytes]) -> np.ndarray:
     """What the sum of masked uploads says, if their masks cancel."""
     total = np.sum([words(reply) for reply in replies.values()], axis=0, dtype=np.uint32)
     call = Call(tuple(replies), (1,) * len(replies))
-    return total.view(np.int32) * secure_sum.finest(64.0, call, HEADROOM).step
+    return total.view(np.int32) * secure_aggregation.finest(64.0, call, HEADROOM).step
 
 
 def call_of(run: Federation, round_: int) -> Message:
@@ -252,7 +254,7 @@ def test_a_second_mask_key_of_a_client_is_refused() -> None:
         run.answer(1, packet + wire.encode([extra]))
     hello = Message(Kind.HELLO, run.run, 0, 2, wire.raw(run.roster.digest + signed), 1, run.bench.tag)
     with pytest.raises(ProtocolError, match="client 2 came with no mask key or another one: it must sit this run out"):
-        coordinator.welcome(run.server, run.read({2: wire.encode([hello])}))
+        server_side.welcome(run.server, run.read({2: wire.encode([hello])}))
 
 
 def test_mask_keys_cost_nothing_after_the_first_round() -> None:
@@ -345,7 +347,7 @@ def deal(run: Federation) -> None:
     """Have the key of the next round dealt, if it is not; who has dealt it before refuses."""
     for attempt in range(len(run.silos)):
         with contextlib.suppress(ProtocolError):
-            run.take_keys(run.deliver(coordinator.request_key(run.server, attempt)))
+            run.take_keys(run.deliver(server_side.request_key(run.server, attempt)))
 
 
 def flipped(payload: np.ndarray) -> np.ndarray:

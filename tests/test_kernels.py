@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.linalg import hadamard
 
-from fedrp import kernels
+from fedrp.projection import kernels
 from oracles import projection as oracle
 
 random = np.random.default_rng(20240501)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.models import (
+from fedrp.learning.models import (
     MODELS,
     Layout,
     layout_of,
@@ -19,7 +20,6 @@ from fedrp.models import (
     secret_initial,
 )
 from fedrp.rng import RunSeed
-from fedrp.secret import SecretKey
 from helpers import TinyNet
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)

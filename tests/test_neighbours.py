@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fedrp import Task
+from fedrp.auditing.sensitivity import estimate_sensitivity
 from fedrp.cli import main
 from fedrp.errors import ConfigError
-from fedrp.neighbours import estimate_sensitivity
 from fedrp.privacy.sensitivity import Basis
 from helpers import tiny_config, tiny_task
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrp.errors import ConfigError, DataError
-from fedrp.partition import PARTITIONS, parse_partition, partition
+from fedrp.learning.partition import PARTITIONS, parse_partition, partition
 from fedrp.rng import RunSeed
 
 SPECS = ["iid", "dirichlet:0.1", "dirichlet:1", "dirichlet:100", "shards:1", "shards:2", "shards:5"]

@@ -27,7 +27,7 @@ from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import Release, statements
 from fedrp.privacy.records import EVENTS, event_of, event_record, release_of, release_record
 from fedrp.privacy.total import ADVERSARIES, ALL_RUNS, total
-from fedrp.simulate import resolved
+from fedrp.simulation.simulate import resolved
 from helpers import tiny_config
 
 DELTA = 1e-5

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedrp import kernels
-from fedrp.bench import projection_benchmark
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.projection import FAMILIES, make_projection, norm_bound, projection_tag
-from fedrp.secret import SecretKey
+from fedrp.projection import kernels
+from fedrp.projection.benchmark import projection_benchmark
+from fedrp.projection.families import FAMILIES, make_projection, norm_bound, projection_tag
 from oracles import projection as oracle
 
 KEY = SecretKey(bytes(range(32)))
@@ -180,9 +180,9 @@ def test_gaussian_entries_do_not_depend_on_memory_or_threads(columns, rows, monk
 
 
 def test_gaussian_tiles_cover_tall_and_wide_matrices(monkeypatch):
-    monkeypatch.setattr("fedrp.projection._TILE_COLUMNS", 256)
-    monkeypatch.setattr("fedrp.projection._TILE_ENTRIES", 1024)
-    monkeypatch.setattr("fedrp.projection._STREAM_WORDS", 128)
+    monkeypatch.setattr("fedrp.projection.families._TILE_COLUMNS", 256)
+    monkeypatch.setattr("fedrp.projection.families._TILE_ENTRIES", 1024)
+    monkeypatch.setattr("fedrp.projection.families._STREAM_WORDS", 128)
     streamed = make_projection("gaussian", KEY, 700, 30, memory_bytes=0)
     np.testing.assert_allclose(dense(streamed), oracle.matrix("gaussian", KEY, 700, 30), rtol=2e-6, atol=1e-9)
     np.testing.assert_array_equal(streamed.forward(np.eye(700, dtype=np.float32)).T, dense(streamed))

@@ -9,17 +9,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedrp import coordinator, wire
 from fedrp.algorithms import ALGORITHMS
-from fedrp.coordinator import RoundReport
+from fedrp.crypto.roster import Member, Roster
+from fedrp.crypto.sealing import ENVELOPE_BYTES, Identity, Place, seal_to_all, split, verify
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
-from fedrp.models import secret_initial
-from fedrp.projection import make_projection
-from fedrp.roster import Member, Roster
-from fedrp.sealing import ENVELOPE_BYTES, Identity, Place, seal_to_all, split, verify
-from fedrp.secret import SecretKey
-from fedrp.silo import hello
-from fedrp.wire import Kind, Message
+from fedrp.learning.models import secret_initial
+from fedrp.projection.families import make_projection
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.client import hello
+from fedrp.protocol.server import RoundReport
+from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
 SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
@@ -173,7 +174,7 @@ def test_a_client_with_another_roster_is_not_welcome() -> None:
     run = Federation(tiny_config("fedrp"))
     hello = Message(Kind.HELLO, run.run, 0, 2, wire.raw(bytes(32)), 1, run.bench.tag)
     with pytest.raises(ProtocolError, match="client 2 has another roster than the others: compare"):
-        coordinator.welcome(run.server, run.read({2: wire.encode([hello])}))
+        server_side.welcome(run.server, run.read({2: wire.encode([hello])}))
 
 
 @pytest.mark.parametrize("name", SECRET)
@@ -276,8 +277,8 @@ def test_a_client_that_comes_back_with_more_data_is_not_welcome() -> None:
     (message,) = wire.decode(hello(run.bench, 2, run.sites[2]))
     more = wire.encode([dataclasses.replace(message, weight=message.weight + 2)])
     with pytest.raises(ProtocolError, match=r"client 2 came back with weight \d+, it had \d+"):
-        coordinator.welcome(run.server, run.read({2: more}))
-    assert coordinator.welcome(run.server, run.read({2: wire.encode([message])})) == run.server
+        server_side.welcome(run.server, run.read({2: more}))
+    assert server_side.welcome(run.server, run.read({2: wire.encode([message])})) == run.server
 
 
 def test_an_average_that_overflows_is_said_and_not_kept() -> None:
@@ -289,10 +290,10 @@ def test_an_average_that_overflows_is_said_and_not_kept() -> None:
         return {c: wire.encode([Message(Kind.UPLOAD, run.run, round_, c, huge, weight=1)]) for c in run.silos}
 
     run.open()
-    run.server, _ = coordinator.close_round(run.server, run.read(uploads(2)))
+    run.server, _ = server_side.close_round(run.server, run.read(uploads(2)))
     run.open()
     with np.errstate(over="ignore"), pytest.raises(DivergenceError, match=r"round 3: .* too large to be averaged"):
-        coordinator.close_round(run.server, run.read(uploads(3)))
+        server_side.close_round(run.server, run.read(uploads(3)))
 
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused() -> None:
@@ -359,11 +360,11 @@ def test_only_the_chosen_dealer_deals_and_only_the_next_key() -> None:
 
 def test_if_dealers_do_not_answer_the_next_in_the_roster_is_asked() -> None:
     run = Federation(tiny_config("fedrp", rounds=4))
-    new = coordinator.new_coordinator(run.config, run.run, run.config.dim)
-    assert [list(coordinator.request_key(new, attempt)) for attempt in range(5)] == [[0], [1], [2], [3], [0]]
-    new = coordinator.take_keys(new, run.read({2: run.answer(2, coordinator.request_key(new, 2)[2])}))
+    new = server_side.new_coordinator(run.config, run.run, run.config.dim)
+    assert [list(server_side.request_key(new, attempt)) for attempt in range(5)] == [[0], [1], [2], [3], [0]]
+    new = server_side.take_keys(new, run.read({2: run.answer(2, server_side.request_key(new, 2)[2])}))
     assert {round_: dealt.dealer for round_, dealt in new.dealt.items()} == {0: 2, 1: 2}
-    assert coordinator.request_key(new, 3) == {}
+    assert server_side.request_key(new, 3) == {}
 
 
 # --- clients that come and go ----------------------------------------------------------------------------------------
@@ -375,7 +376,7 @@ def play(run: Federation, rounds: int, absent: Callable[[int], set[int]]) -> lis
     for round_ in range(1, rounds + 1):
         packets = {client: packet for client, packet in run.open().items() if client not in absent(round_)}
         reports.append(run.close(run.deliver(packets)))
-        for stand_in, request in coordinator.request_key(run.server, 0).items():
+        for stand_in, request in server_side.request_key(run.server, 0).items():
             run.take_keys({stand_in: run.answer(stand_in, request)})
     return reports
 
@@ -534,12 +535,12 @@ def test_a_round_that_is_opened_again_has_the_same_participants_and_asks_the_mis
     with pytest.raises(QuorumError):
         run.close(arrived)
     for coins in (np.linspace(0, 0.9, 8), np.linspace(0.9, 0, 8)):
-        server, again = coordinator.open_round(run.server, coins)
+        server, again = server_side.open_round(run.server, coins)
         assert server.participants == tuple(packets)
         assert again == packets
-    assert coordinator.outstanding(run.server, run.read(arrived)) == {late}
-    assert coordinator.outstanding(run.server, run.read({**arrived, late: b"?"})) == {late}
-    assert coordinator.outstanding(run.server, run.read(replies)) == set()
+    assert server_side.outstanding(run.server, run.read(arrived)) == {late}
+    assert server_side.outstanding(run.server, run.read({**arrived, late: b"?"})) == {late}
+    assert server_side.outstanding(run.server, run.read(replies)) == set()
 
 
 # --- what the server learns ------------------------------------------------------------------------------------------

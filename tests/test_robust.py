@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp import RunConfig, simulate, wire
-from fedrp.aggregate import cut_at_each_end, least_uploads, trimmed_mean
+from fedrp import RunConfig, simulate
 from fedrp.algorithms import ALGORITHMS, for_each
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.flower.settings import run_settings
-from fedrp.host import Packets, Tap
-from fedrp.simulate import resolved
-from fedrp.wire import Kind
+from fedrp.protocol import wire
+from fedrp.protocol.aggregate import cut_at_each_end, least_uploads, trimmed_mean
+from fedrp.protocol.wire import Kind
+from fedrp.simulation.backend import Packets, Tap
+from fedrp.simulation.simulate import resolved
 from helpers import ROOT, Federation, tiny_config, tiny_task
 
 OFFERED = [name for name, algorithm in ALGORITHMS.items() if "aggregation" in algorithm.settings]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrp import sealing
 from fedrp.cli import main
+from fedrp.crypto import sealing
+from fedrp.crypto.roster import Member, Roster, entry_of, load_identity, merged, new_identity, write_roster
+from fedrp.crypto.sealing import Identity, proves
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.roster import Member, Roster, entry_of, load_identity, merged, new_identity, write_roster
-from fedrp.sealing import Identity, proves
-from fedrp.secret import SecretKey
 from helpers import command, environment
 
 NAMES = ["north", "south", "east"]

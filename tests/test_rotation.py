@@ -14,9 +14,10 @@ from scipy.spatial.distance import cdist
 from scipy.stats import special_ortho_group
 from torch import nn
 
-from fedrp import Task, wire
-from fedrp.training import Examples, LocalSGD, Objective, Stack, Trainer
-from fedrp.wire import Kind
+from fedrp import Task
+from fedrp.learning.training import Examples, LocalSGD, Objective, Stack, Trainer
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind
 from helpers import Federation, tiny_config
 
 DIM, CLIENTS, INPUTS = 4, 2, 24

@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp.errors import ConfigError, ProtocolError
-from fedrp.host import SimulatedEntropy
-from fedrp.rng import RunSeed
-from fedrp.sealing import (
+from fedrp.crypto.sealing import (
     ENVELOPE_BYTES,
     HYBRID_KEY_BYTES,
     PUBLIC_KEY_BYTES,
@@ -23,7 +20,10 @@ from fedrp.sealing import (
     split,
     verify,
 )
-from fedrp.secret import SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.errors import ConfigError, ProtocolError
+from fedrp.rng import RunSeed
+from fedrp.simulation.backend import SimulatedEntropy
 
 RUN = bytes(range(16))
 KEY = SecretKey(b"round key".ljust(32))

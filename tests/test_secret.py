@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedrp.secret import SecretKey
+from fedrp.crypto.secret import SecretKey
 
 RAW = bytes(range(100, 132))
 KEY = SecretKey(RAW)

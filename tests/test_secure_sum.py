@@ -12,18 +12,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import chisquare
 
-from fedrp import Task, coordinator, secure_sum, simulate, wire
+from fedrp import Task, simulate
 from fedrp.algorithms import ALGORITHMS
+from fedrp.crypto import secure_aggregation
+from fedrp.crypto.masks import Masker
+from fedrp.crypto.sealing import ENVELOPE_BYTES, split
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.secure_aggregation import Call, Scale
 from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
-from fedrp.masks import Masker
 from fedrp.privacy.events import Adversary
-from fedrp.result import RoundRecord
-from fedrp.sealing import ENVELOPE_BYTES, split
-from fedrp.secret import SecretKey
-from fedrp.secure_sum import Call, Scale
-from fedrp.silo import Silo
-from fedrp.simulate import resolved
-from fedrp.wire import Kind, Message
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.client import Silo
+from fedrp.protocol.wire import Kind, Message
+from fedrp.simulation.result import RoundRecord
+from fedrp.simulation.simulate import resolved
 from helpers import Federation, TinyNet, all_windows, blobs, tiny_config, windows
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
@@ -66,13 +69,13 @@ def test_the_mean_is_exact_up_to_the_stated_error_and_never_wraps(
     vectors: np.ndarray, weights: list[int], bound: float
 ) -> None:
     call = Call(tuple(range(5)), tuple(weights))
-    scale = secure_sum.finest(bound, call)
+    scale = secure_aggregation.finest(bound, call)
     step = scale.step
-    encoded = [secure_sum.encode(v, scale, w) for v, w in zip(vectors, weights, strict=True)]
+    encoded = [secure_aggregation.encode(v, scale, w) for v, w in zip(vectors, weights, strict=True)]
     total = np.zeros(3, np.uint32)
     for part, _ in encoded:
         total += part
-    mean = secure_sum.decode(total, sum(weights), step)
+    mean = secure_aggregation.decode(total, sum(weights), step)
     true = np.average(np.clip(vectors.astype(np.float64), -bound, bound), axis=0, weights=weights)
     assert np.abs(mean - true).max() <= 5 * step / (2 * sum(weights)) + 2e-7 * bound
     assert sum(cut for _, cut in encoded) == (np.abs(vectors.astype(np.float64)) > bound).sum()
@@ -82,20 +85,23 @@ def test_the_mean_is_exact_up_to_the_stated_error_and_never_wraps(
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_sum_does_not_overflow(clients: int, sign: int) -> None:
     call = Call(tuple(range(clients)), (7,) * clients)
-    scale = secure_sum.finest(64.0, call)
-    one, _ = secure_sum.encode(np.full(4, sign * 64, np.float32), scale, 7)
+    scale = secure_aggregation.finest(64.0, call)
+    one, _ = secure_aggregation.encode(np.full(4, sign * 64, np.float32), scale, 7)
     total = np.sum([one] * clients, axis=0, dtype=np.uint32)
-    np.testing.assert_allclose(secure_sum.decode(total, 7 * clients, scale.step), sign * 64, rtol=1e-6)
+    np.testing.assert_allclose(secure_aggregation.decode(total, 7 * clients, scale.step), sign * 64, rtol=1e-6)
 
 
 def test_the_stated_error_of_a_hundred_clients() -> None:
-    assert secure_sum.finest(64.0, Call(tuple(range(100)), (1,) * 100), secure_sum.HEADROOM).step / 2 < 2.4e-5
+    assert (
+        secure_aggregation.finest(64.0, Call(tuple(range(100)), (1,) * 100), secure_aggregation.HEADROOM).step / 2
+        < 2.4e-5
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(WireError, match="not finite"):
-        secure_sum.encode(np.array([1, bad], np.float32), Scale(64.0, 1e-6), 1)
+        secure_aggregation.encode(np.array([1, bad], np.float32), Scale(64.0, 1e-6), 1)
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -227,9 +233,9 @@ def test_no_plain_vector_reaches_the_server(name: str) -> None:
     masked.deliver(masked.open())
     seen = all_windows(masked.received)
     assert not any(windows(vector) & seen for vector in vectors)
-    scale = secure_sum.finest(64.0, Call((0, 1, 2, 3), (1, 1, 1, 1)))
+    scale = secure_aggregation.finest(64.0, Call((0, 1, 2, 3), (1, 1, 1, 1)))
     for vector in vectors:
-        encoded, _ = secure_sum.encode(np.frombuffer(vector, np.float32), scale, 1)
+        encoded, _ = secure_aggregation.encode(np.frombuffer(vector, np.float32), scale, 1)
         assert not {part for part in windows(encoded.tobytes()) if any(part)} & seen
 
 
@@ -379,9 +385,9 @@ def test_a_client_that_is_told_to_rebuild_remembers_the_rules() -> None:
 
 def vectors_of(run: Federation, plain: Federation) -> dict[int, np.ndarray]:
     """What the clients would send unmasked, in grid steps."""
-    scale = secure_sum.finest(64.0, Call(tuple(run.silos), (1,) * len(run.silos)), secure_sum.HEADROOM)
+    scale = secure_aggregation.finest(64.0, Call(tuple(run.silos), (1,) * len(run.silos)), secure_aggregation.HEADROOM)
     replies = plain.deliver(plain.open())
-    return {c: secure_sum.encode(wire.decode(r)[0].payload, scale, 1)[0] for c, r in replies.items()}
+    return {c: secure_aggregation.encode(wire.decode(r)[0].payload, scale, 1)[0] for c, r in replies.items()}
 
 
 def near(found: np.ndarray, true: np.ndarray) -> bool:
@@ -474,7 +480,7 @@ def test_one_false_aggregate_in_an_earlier_round_is_remembered_where_it_still_co
 def test_the_end_cannot_be_announced_in_the_middle_to_slip_in_an_aggregate() -> None:
     run = secure("fedrp-subspace", clients=6, rounds=4)
     run.round()
-    end = coordinator.finish(run.server, (2,))[2]
+    end = server_side.finish(run.server, (2,))[2]
     before = run.silos[2]
     assert run.answer(2, end) == b""
     assert (run.silos[2].since, run.silos[2].state) == (before.since, before.state)
@@ -514,7 +520,7 @@ def comes_and_goes(run: Federation, absences: tuple[set[int], ...]) -> None:
         packets = run.open()
         run.close(run.deliver({c: packet for c, packet in packets.items() if c not in away}))
         for attempt in range(len(run.silos)):
-            for stand_in, wanted in coordinator.request_key(run.server, attempt).items():
+            for stand_in, wanted in server_side.request_key(run.server, attempt).items():
                 run.take_keys({stand_in: run.answer(stand_in, wanted)})
 
 
@@ -580,14 +586,14 @@ def test_too_few_for_a_recovery_and_the_round_is_repeated_with_the_same_bytes() 
 def test_a_recovery_once_begun_stays_the_same_whoever_comes_late() -> None:
     run = secure("fedavg", clients=6)
     replies = run.deliver(run.open())
-    run.server, requests = coordinator.recover(run.server, run.read({c: replies[c] for c in range(5)}))
+    run.server, requests = server_side.recover(run.server, run.read({c: replies[c] for c in range(5)}))
     assert set(requests) == {1, 2, 3, 4}
-    run.server, again = coordinator.recover(run.server, run.read(replies))
+    run.server, again = server_side.recover(run.server, run.read(replies))
     assert again == requests
     answers = run.deliver(requests)
     with pytest.raises(QuorumError, match="client 3 did not help to recover it"):
-        coordinator.close_round(run.server, run.read(replies), run.read({**answers, 3: b""}))
-    run.server, report = coordinator.close_round(run.server, run.read(replies), run.read(answers))
+        server_side.close_round(run.server, run.read(replies), run.read({**answers, 3: b""}))
+    run.server, report = server_side.close_round(run.server, run.read(replies), run.read(answers))
     assert report.participants == (1, 2, 3, 4)
 
 
@@ -667,10 +673,10 @@ def test_coins_never_choose_fewer_than_can_be_summed() -> None:
     masked = dataclasses.replace(config, secure_aggregation=True)
     for round_ in range(30):
         coins = np.random.default_rng(round_).random(8)
-        greeted = {client: coordinator.MaskEntry(1, b"") for client in range(8)}
-        servers = [coordinator.new_coordinator(c, bytes(16), 1) for c in (config, masked)]
+        greeted = {client: server_side.MaskEntry(1, b"") for client in range(8)}
+        servers = [server_side.new_coordinator(c, bytes(16), 1) for c in (config, masked)]
         few, enough = (
-            coordinator.open_round(dataclasses.replace(server, mask_keys=greeted), coins)[0].participants
+            server_side.open_round(dataclasses.replace(server, mask_keys=greeted), coins)[0].participants
             for server in servers
         )
         assert len(few) >= 1

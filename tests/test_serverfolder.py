@@ -14,15 +14,16 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from fedrp import serverfolder, wire
 from fedrp.algorithms import ALGORITHMS
-from fedrp.coordinator import Coordinator, Dealt, new_coordinator, take_keys
+from fedrp.crypto.sealing import ENVELOPE_BYTES
 from fedrp.errors import SiteError
 from fedrp.files import write_atomically
-from fedrp.sealing import ENVELOPE_BYTES
-from fedrp.serverfolder import ServerFolder
-from fedrp.simulate import resolved
-from fedrp.wire import Kind, Message
+from fedrp.protocol import wire
+from fedrp.protocol.server import Coordinator, Dealt, new_coordinator, take_keys
+from fedrp.protocol.wire import Kind, Message
+from fedrp.simulation.simulate import resolved
+from fedrp.storage import server
+from fedrp.storage.server import ServerFolder
 from flower_helpers import in_child
 from helpers import Federation, tiny_config
 
@@ -74,7 +75,7 @@ def test_what_is_loaded_is_what_was_saved_at_every_moment(name: str, secure: boo
 def test_every_field_of_the_server_is_kept() -> None:
     """A field that is added to the server must be added to the head, or it would be lost in a crash."""
     fields = {field.name for field in dataclasses.fields(Coordinator)}
-    assert fields == {*serverfolder._HEAD_FIELDS, "config", "run", "upload_size", "dealt", "aggregates"}
+    assert fields == {*server._HEAD_FIELDS, "config", "run", "upload_size", "dealt", "aggregates"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadmm", "fedrp"])
@@ -134,7 +135,7 @@ def bytes_per_save(folder: ServerFolder, server: Coordinator, monkeypatch: pytes
         written[-1] += len(data)
         write_atomically(path, data)
 
-    monkeypatch.setattr("fedrp.serverfolder.write_atomically", counting)
+    monkeypatch.setattr("fedrp.storage.server.write_atomically", counting)
     while server.round < server.config.rounds:
         server = after_a_round(server)
         written.append(0)
@@ -226,7 +227,7 @@ def test_what_was_written_before_a_kill_does_not_pass_for_what_came_after(tmp_pa
     folder = ServerFolder(tmp_path, run.run)
     folder.save(run.server)
     other = dataclasses.replace(run.server, round=2, aggregates={**run.server.aggregates, 2: np.ones(12, np.float32)})
-    for name, data in serverfolder.packed_rounds(other, 1):
+    for name, data in server.packed_rounds(other, 1):
         write_atomically(tmp_path / "rounds" / name, data)
     assert comparable(folder.load(fresh(run))) == comparable(run.server)
     run.round()
@@ -298,7 +299,7 @@ def test_a_round_under_the_name_of_another_is_one_clear_error(stored: tuple[Fede
 def test_a_round_of_another_run_is_one_clear_error(stored: tuple[Federation, ServerFolder], tmp_path: Path) -> None:
     run, folder = stored
     other = dataclasses.replace(run.server, run=bytes(16))
-    for name, data in serverfolder.packed_rounds(other, 0):
+    for name, data in server.packed_rounds(other, 0):
         (folder.root / "rounds" / name).write_bytes(data)
     with pytest.raises(SiteError, match=rf"000000.safetensors belongs to another run: {WAY_OUT}$"):
         folder.load(fresh(run))
@@ -318,7 +319,7 @@ def test_a_head_with_other_fields_is_one_clear_error(
     stored: tuple[Federation, ServerFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = stored
-    monkeypatch.delitem(serverfolder._HEAD_FIELDS, "left_out")
+    monkeypatch.delitem(server._HEAD_FIELDS, "left_out")
     with pytest.raises(SiteError, match=rf"head.safetensors {OTHER_VERSION}"):
         folder.load(fresh(run))
 

@@ -21,19 +21,20 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedrp import RunConfig, RunResult, Speed, Task, kernels, load_vector, simulate
+from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
 from fedrp.files import locked
-from fedrp.host import ClientHost, Hosts, HostSetup, SimulatedEntropy, Worker
-from fedrp.models import layout_of
-from fedrp.result import RoundRecord
+from fedrp.learning.models import layout_of
+from fedrp.learning.task import split_among_clients
+from fedrp.projection import kernels
 from fedrp.rng import RunSeed
-from fedrp.runfolder import Fingerprint
-from fedrp.simulate import evaluate, resolved
-from fedrp.task import split_among_clients
+from fedrp.simulation.backend import ClientHost, Hosts, HostSetup, SimulatedEntropy, Worker
+from fedrp.simulation.result import RoundRecord
+from fedrp.simulation.runfolder import Fingerprint
+from fedrp.simulation.simulate import evaluate, resolved
 from helpers import (
     CLASSES,
     FEATURES,
@@ -313,7 +314,7 @@ def test_a_worker_that_does_not_start_ends_those_that_did(task: Task, monkeypatc
         started.append(Worker(setup))
         return started[0]
 
-    monkeypatch.setattr("fedrp.host.Worker", start)
+    monkeypatch.setattr("fedrp.simulation.backend.Worker", start)
     with pytest.raises(OSError, match="no more processes"):
         simulate(tiny_config("fedavg"), task, Speed(workers=2))
     with pytest.raises((OSError, FedRPError)):  # its pipe is closed

@@ -15,19 +15,19 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
 from fedrp.files import write_atomically
 from fedrp.flower import client_app
-from fedrp.flower.envelope import HELLO, ROUND, RefusedError, packet_of, question
-from fedrp.flower.local import local_run
+from fedrp.flower.messages import HELLO, ROUND, RefusedError, packet_of, question
 from fedrp.privacy import Adversary, gaussian_epsilon
-from fedrp.simulate import resolved
-from fedrp.site_ledger import Caps, begin, budgets, read_caps, read_ledger, rebuild
-from fedrp.sitefolder import SiteFolder, Terms
-from fedrp.wire import Kind
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind
+from fedrp.simulation.simulate import resolved
+from fedrp.storage.ledger import Caps, begin, budgets, read_caps, read_ledger, rebuild
+from fedrp.storage.site import SiteFolder, Terms
+from fedrp.testing.local import local_run
 from flower_helpers import FIRST_NODE, FlowerFederation, in_child, tiny_load
 from helpers import tiny_config
 
@@ -332,7 +332,7 @@ def dying_at(write: int | None, after: bool) -> Iterator[None]:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("fedrp.sitefolder", "fedrp.site_ledger"):
+        for module in ("fedrp.storage.site", "fedrp.storage.ledger"):
             patch.setattr(f"{module}.write_atomically", watched)
         yield
 

@@ -18,20 +18,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedrp import wire
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.flower import client_app
-from fedrp.flower.envelope import HELLO, ROUND, RefusedError, packet_of, question
-from fedrp.flower.local import local_run
-from fedrp.secure_sum import Call
-from fedrp.serverfolder import ServerFolder
-from fedrp.silo import Silo
-from fedrp.simulate import simulate
-from fedrp.sitefolder import SiteFolder, Terms
-from fedrp.wire import Kind, Message
+from fedrp.flower.messages import HELLO, ROUND, RefusedError, packet_of, question
+from fedrp.protocol import wire
+from fedrp.protocol.client import Silo
+from fedrp.protocol.wire import Kind, Message
+from fedrp.simulation.simulate import simulate
+from fedrp.storage.server import ServerFolder
+from fedrp.storage.site import SiteFolder, Terms
+from fedrp.testing.local import local_run
 from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import Federation, environment, round_keys, tiny_config, tiny_task
 
@@ -176,7 +176,7 @@ def test_a_crash_between_the_first_two_files_can_be_gone_on_from(
             raise KeyboardInterrupt
         write_atomically(path, data)
 
-    monkeypatch.setattr("fedrp.sitefolder.write_atomically", dies)
+    monkeypatch.setattr("fedrp.storage.site.write_atomically", dies)
     with pytest.raises(KeyboardInterrupt):
         folder.begin(2, terms())
     monkeypatch.undo()
@@ -380,12 +380,12 @@ def test_of_two_servers_that_begin_at_once_one_makes_the_run_id(
     begun: list[bytes] = []
 
     def second_comes(path: Path, data: bytes) -> None:
-        monkeypatch.setattr("fedrp.serverfolder.write_atomically", write_atomically)
+        monkeypatch.setattr("fedrp.storage.server.write_atomically", write_atomically)
         with pytest.raises(SiteError, match="another process is working"):
             begun.append(run_of(tmp_path, tiny_config()))
         write_atomically(path, data)
 
-    monkeypatch.setattr("fedrp.serverfolder.write_atomically", second_comes)
+    monkeypatch.setattr("fedrp.storage.server.write_atomically", second_comes)
     first = run_of(tmp_path, tiny_config())
     assert not begun
     assert run_of(tmp_path, tiny_config()) == first

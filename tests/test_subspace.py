@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedrp import RunConfig, Task, kernels, simulate
+from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.subspace import fingerprint, step_size
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.models import MODELS, layout_of, load_vector, secret_initial
-from fedrp.projection import FAMILIES, make_projection, norm_bound
-from fedrp.secret import SecretKey
-from fedrp.simulate import resolved
-from fedrp.task import named_task, split_among_clients
+from fedrp.learning.models import MODELS, layout_of, load_vector, secret_initial
+from fedrp.learning.task import named_task, split_among_clients
+from fedrp.projection import kernels
+from fedrp.projection.families import FAMILIES, make_projection, norm_bound
+from fedrp.simulation.simulate import resolved
 from helpers import CLASSES, FEATURES, Federation, TinyNet, blobs, client_batches, round_keys, tiny_config, tiny_task
 
 PARAMETERS = layout_of(TinyNet()).size

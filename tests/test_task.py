@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.errors import ConfigError, FedRPError
-from fedrp.task import examples, split_among_clients
+from fedrp.learning.task import examples, split_among_clients
 from helpers import FEATURES, DropoutNet, TinyNet, blobs, tiny_config
 
 # --- splitting -------------------------------------------------------------------------------------------------------

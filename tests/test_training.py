@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.models import load_vector, public_initial
+from fedrp.learning.models import load_vector, public_initial
+from fedrp.learning.training import Examples, LocalSGD, Objective, Trainer, _clipped, make_trainer
 from fedrp.rng import RunSeed
-from fedrp.training import Examples, LocalSGD, Objective, Trainer, _clipped, make_trainer
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, client_batches, tiny_config
 
 CONFIG = tiny_config(local_epochs=2)

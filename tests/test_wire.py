@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedrp import wire
 from fedrp.errors import WireError
-from fedrp.wire import HEADER_BYTES, Kind, Message
+from fedrp.protocol import wire
+from fedrp.protocol.wire import HEADER_BYTES, Kind, Message
 
 RUN = bytes(range(16))
 WORD = st.integers(0, 2**32 - 1)

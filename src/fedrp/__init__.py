@@ -3,10 +3,10 @@
 from fedrp._version import __version__
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import FedRPError
-from fedrp.models import load_vector, replace_batchnorm
-from fedrp.result import RunResult
-from fedrp.simulate import simulate
-from fedrp.task import Task, named_task
+from fedrp.learning.models import load_vector, replace_batchnorm
+from fedrp.learning.task import Task, named_task
+from fedrp.simulation.result import RunResult
+from fedrp.simulation.simulate import simulate
 
 __all__ = [
     "FedRPError",

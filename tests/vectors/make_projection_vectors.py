@@ -18,8 +18,8 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from fedrp.projection import FAMILIES, make_projection, norm_bound  # noqa: E402
-from fedrp.secret import SecretKey  # noqa: E402
+from fedrp.crypto.secret import SecretKey  # noqa: E402
+from fedrp.projection.families import FAMILIES, make_projection, norm_bound  # noqa: E402
 from oracles import projection as oracle  # noqa: E402
 
 KEYS = ["000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", "ff" * 32]

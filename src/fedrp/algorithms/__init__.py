@@ -12,7 +12,7 @@ from fedrp.algorithms.fedrp import FEDRP
 from fedrp.algorithms.subspace import SUBSPACE
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.projection import projection_tag
+from fedrp.projection.families import projection_tag
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedrp-subspace": SUBSPACE,

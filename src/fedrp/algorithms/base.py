@@ -1,6 +1,6 @@
 """What an algorithm is: explicit state and pure functions, the same under every carrier.
 
-The two halves meet only in bytes (`fedrp.wire`): `client_round` makes an upload, `server_round` and `carried` make an
+The two halves meet only in bytes (`fedrp.protocol.wire`): `client_round` makes an upload, `server_round` and `carried` make an
 aggregate of the mean of the uploads and the aggregates before, and the next `client_round` finds it in the client's
 history.
 """
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.config import RunConfig
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.secure_aggregation import HEADROOM, Call, Scale, finest
+from fedrp.learning.training import Objective, Stack
 from fedrp.privacy.ledger import Release
-from fedrp.projection import Projection
-from fedrp.secret import SecretKey
-from fedrp.secure_sum import HEADROOM, Call, Scale, finest
-from fedrp.training import Objective, Stack
-from fedrp.wire import NO_FINGERPRINT
+from fedrp.projection.families import Projection
+from fedrp.protocol.wire import NO_FINGERPRINT
 
 Vector = npt.NDArray[np.float32]
 Precise = npt.NDArray[np.float64]

@@ -24,7 +24,7 @@ from fedrp.algorithms.base import (
 )
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.config import RunConfig, settled
-from fedrp.training import Objective, Rows, Stack
+from fedrp.learning.training import Objective, Rows, Stack
 
 # Weak enough that ten local steps get somewhere, strong enough that clients agree (docs/results.md).
 DEFAULT_RHO = 0.1

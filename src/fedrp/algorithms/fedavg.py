@@ -26,9 +26,9 @@ from fedrp.algorithms.base import (
     within_range,
 )
 from fedrp.config import RunConfig, settled
+from fedrp.learning.training import PLAIN
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, NothingReleased, Unsupported
 from fedrp.privacy.ledger import Release
-from fedrp.training import PLAIN
 
 _SETTLED_AFTER = 10_000  # rounds after which momentum adds nothing more
 

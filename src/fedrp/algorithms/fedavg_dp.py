@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Reach, Upload, Vector, stacked
-from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
-from fedrp.algorithms.private import (
+from fedrp.algorithms.client_dp import (
     PRIVACY_SETTINGS,
     averaged,
     expected_number,
@@ -22,8 +21,9 @@ from fedrp.algorithms.private import (
     releases,
     resolve_privacy,
 )
+from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
 from fedrp.config import RunConfig, settled
-from fedrp.training import PLAIN
+from fedrp.learning.training import PLAIN
 
 
 def _resolve(config: RunConfig, _parameters: int) -> RunConfig:

@@ -25,15 +25,15 @@ from fedrp.algorithms.base import (
     stacked,
     within_range,
 )
-from fedrp.algorithms.bounded import kept_in_bounds, projected_releases
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
+from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
+from fedrp.learning.training import Objective, Rows, Stack
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
-from fedrp.projection import FAMILIES, norm_bound
-from fedrp.training import Objective, Rows, Stack
+from fedrp.projection.families import FAMILIES, norm_bound
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
 STABLE = 2.0

@@ -8,7 +8,7 @@ Every client holds the same w. In round t, with the round's secret A:
 
 mu is `proximal` (||A' theta||^2 is about (n/m) ||theta||^2), beta is `server_momentum`. A client that missed rounds
 applies the missed (key, thetabar) pairs in order. With privacy asked for, theta_i is clipped and noised in its m
-dimensions (`fedrp.algorithms.private`).
+dimensions (`fedrp.algorithms.client_dp`).
 """
 
 import dataclasses
@@ -33,9 +33,7 @@ from fedrp.algorithms.base import (
     stated_range,
     within_range,
 )
-from fedrp.algorithms.fedavg import FEDAVG, averages_released
-from fedrp.algorithms.fedrp import resolve_projection
-from fedrp.algorithms.private import (
+from fedrp.algorithms.client_dp import (
     PRIVACY_SETTINGS,
     averaged,
     expected_number,
@@ -46,15 +44,17 @@ from fedrp.algorithms.private import (
     releases,
     resolve_privacy,
 )
+from fedrp.algorithms.fedavg import FEDAVG, averages_released
+from fedrp.algorithms.fedrp import resolve_projection
 from fedrp.config import RunConfig, settled
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.secure_aggregation import Call, Scale
 from fedrp.errors import ConfigError, ProtocolError
+from fedrp.learning.training import Objective, Rows, Stack
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
-from fedrp.projection import make_projection
-from fedrp.secret import SecretKey
-from fedrp.secure_sum import Call, Scale
-from fedrp.training import Objective, Rows, Stack
-from fedrp.wire import FINGERPRINT_BYTES
+from fedrp.projection.families import make_projection
+from fedrp.protocol.wire import FINGERPRINT_BYTES
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
 # Steps may be this many times as long as they would be without a projection, and a round with many steps may move w as

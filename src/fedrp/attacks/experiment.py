@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.attacks.angles import named_classes
-from fedrp.attacks.clues import angles, find_clues, opened_keys, uploads
 from fedrp.attacks.inversion import Effort, invert
 from fedrp.attacks.keysearch import (
     ROWS,
@@ -29,16 +27,18 @@ from fedrp.attacks.keysearch import (
     seeded_matrix,
     typical_size,
 )
+from fedrp.attacks.label_inference import named_classes
 from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
+from fedrp.attacks.observations import angles, find_clues, opened_keys, uploads
 from fedrp.attacks.record import record
-from fedrp.attacks.victim import SMOOTH, Victim
+from fedrp.attacks.target_models import SMOOTH, Victim
 from fedrp.attacks.view import ADVERSARIES, Recording
 from fedrp.config import RunConfig, require, require_choice
-from fedrp.data import Dataset, load_dataset
+from fedrp.crypto.secret import KEY_BYTES
 from fedrp.errors import ConfigError, DataError
+from fedrp.learning.data import Dataset, load_dataset
+from fedrp.learning.task import Task
 from fedrp.rng import RunSeed
-from fedrp.secret import KEY_BYTES
-from fedrp.task import Task
 
 OnStep = Callable[[int, int], None]  # (targets done, targets in all)
 

@@ -19,12 +19,12 @@ from torch.func import functional_call
 from torch.nn.functional import cosine_similarity
 
 from fedrp.algorithms.subspace import step_size
-from fedrp.attacks.clues import Clue
 from fedrp.attacks.metrics import Pictures
+from fedrp.attacks.observations import Clue
 from fedrp.attacks.view import Public
 from fedrp.config import require, require_choice, settled
-from fedrp.models import Vector, built, layout_of
-from fedrp.projection import Projection
+from fedrp.learning.models import Vector, built, layout_of
+from fedrp.projection.families import Projection
 from fedrp.rng import RunSeed
 
 

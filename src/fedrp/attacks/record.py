@@ -4,11 +4,11 @@ import functools
 
 from fedrp.attacks.view import Packet, Public, Recording
 from fedrp.config import RunConfig
-from fedrp.host import Packets, simulated_identity
-from fedrp.models import InputShape
+from fedrp.learning.models import InputShape
+from fedrp.learning.task import Task
 from fedrp.rng import RunSeed
-from fedrp.simulate import simulate
-from fedrp.task import Task
+from fedrp.simulation.backend import Packets, simulated_identity
+from fedrp.simulation.simulate import simulate
 
 
 def record(config: RunConfig, task: Task, shape: InputShape, classes: int, low: float, high: float) -> Recording:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedrp import wire
 from fedrp.config import RunConfig
+from fedrp.crypto.sealing import Identity
 from fedrp.errors import ConfigError
-from fedrp.models import InputShape, ModelFactory
+from fedrp.learning.models import InputShape, ModelFactory
+from fedrp.learning.training import Loss
 from fedrp.privacy.events import Adversary
-from fedrp.sealing import Identity
-from fedrp.training import Loss
-from fedrp.wire import Kind, Message
+from fedrp.protocol import wire
+from fedrp.protocol.wire import Kind, Message
 
 ADVERSARIES = {
     "server": Adversary.SERVER,

@@ -5,9 +5,9 @@ import sys
 
 import click
 
-from fedrp.cli import measuring, privacy, sites, training  # noqa: F401 - importing them adds their commands
+from fedrp.cli import bench, deploy, privacy, run  # noqa: F401 - importing them adds their commands
 from fedrp.cli.common import cli as cli
-from fedrp.cli.training import INTERRUPTED
+from fedrp.cli.run import INTERRUPTED
 from fedrp.errors import FedRPError
 
 

@@ -64,13 +64,13 @@ def privacy(
 
 
 def _is_site(folder: Path) -> bool:
-    from fedrp.site_ledger import FILE
+    from fedrp.storage.ledger import FILE
 
     return (folder / FILE).exists() or any(folder.glob("*/run.json"))
 
 
 def _print_budgets(folder: Path, agreed: Path | None, delta: float | None, as_json: bool) -> None:
-    from fedrp.site_ledger import budgets
+    from fedrp.storage.ledger import budgets
 
     found = budgets(folder, agreed, delta)
     if as_json:
@@ -133,9 +133,9 @@ def audit(
     **given: Any,
 ) -> None:
     """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism."""
+    from fedrp.auditing.canary import Fault
+    from fedrp.auditing.canary import audit as play
     from fedrp.config import require_choice
-    from fedrp.game import Fault
-    from fedrp.game import audit as play
     from fedrp.privacy import Adversary
 
     fault = broken or Fault.NONE.value
@@ -177,8 +177,8 @@ def sensitivity(config: Path | None, neighbours: int, change: str, client: int, 
     It is trained by plain SGD, the client alone, from the public start; the algorithm decides the default --lr only.
     CONFIG is a TOML file as for 'fedrp run', of which the same settings as below are used.
     """
-    from fedrp.neighbours import estimate_sensitivity
-    from fedrp.task import named_task
+    from fedrp.auditing.sensitivity import estimate_sensitivity
+    from fedrp.learning.task import named_task
 
     settings, speed, command = read_settings(config, given)
     task = named_task(settings, path_or_none(command.data_dir))
@@ -228,7 +228,7 @@ def attack() -> None:
 def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Reconstruct clients' pictures from what one adversary sees of a run."""
     from fedrp.attacks.experiment import Scenario, attack_pictures
-    from fedrp.attacks.gallery import write
+    from fedrp.attacks.figures import write
     from fedrp.attacks.inversion import Effort
 
     effort = Effort(**{field.name: given.pop(field.name) for field in dataclasses.fields(Effort)})

@@ -1,6 +1,6 @@
 """The server's loop over a Flower grid: who is there, who is asked, how long to wait, what is kept.
 
-All that it decides is in `fedrp.coordinator`; this file carries packets and is patient. One exchange per round in the
+All that it decides is in `fedrp.protocol.server`; this file carries packets and is patient. One exchange per round in the
 normal case. Nothing depends on clocks being right: waiting is measured with the monotonic clock of this machine alone.
 """
 
@@ -15,15 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedrp import coordinator, wire
-from fedrp.coordinator import Coordinator, Packets, Reply
+from fedrp.crypto.secure_aggregation import needed as quorum_of
 from fedrp.errors import ProtocolError, QuorumError, WireError
-from fedrp.flower.envelope import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
+from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
-from fedrp.limits import DIGEST_BYTES
-from fedrp.secure_sum import needed as quorum_of
-from fedrp.serverfolder import ServerFolder
-from fedrp.wire import Kind
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.limits import DIGEST_BYTES
+from fedrp.protocol.server import Coordinator, Packets, Reply
+from fedrp.protocol.wire import Kind
+from fedrp.storage.server import ServerFolder
 
 Say = Callable[[str], None]
 
@@ -238,12 +239,12 @@ def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinato
 def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
     """The server with the clients that have said hello since. The most frequent roster is the run's."""
     hellos, carrier.newcomers = carrier.newcomers, {}
-    read = coordinator.read(server, hellos)
+    read = server_side.read(server, hellos)
     rosters = {c: [m.payload.tobytes()[:DIGEST_BYTES] for m in reply.messages] for c, reply in read.items()}
     counts = Counter(digest for digests in rosters.values() for digest in digests)
     for client in sorted(hellos, key=lambda c: -sum(counts[digest] for digest in rosters[c])):
         try:
-            server = coordinator.welcome(server, {client: read[client]})
+            server = server_side.welcome(server, {client: read[client]})
         except (WireError, ProtocolError) as error:
             carrier.dismiss(client, error)
     return server
@@ -254,21 +255,21 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
     replies: dict[int, Reply] = {}
     for attempt in range(1, carrier.pacing.attempts + 1):
         server = _welcomed(server, carrier)
-        opened, packets = coordinator.open_round(server, _coins(server))
+        opened, packets = server_side.open_round(server, _coins(server))
         if opened.participants != server.participants and server.config.participation < 1:
             folder.save(opened)  # who was chosen stays chosen, also after a crash
         server = opened
-        waiting = coordinator.outstanding(server, replies)
+        waiting = server_side.outstanding(server, replies)
         asked = {client: packet for client, packet in packets.items() if client in waiting}
         needed = len(packets) - len(server.left_out) if server.left_out else quorum_of(server.config, len(packets))
         answers = carrier.exchange(ROUND, server.round + 1, asked, needed - len(packets) + len(asked))
-        replies |= coordinator.read(server, answers.replies)
+        replies |= server_side.read(server, answers.replies)
         try:
-            server, requests = coordinator.recover(server, replies)
+            server, requests = server_side.recover(server, replies)
             if requests:  # clients help to leave out one set of the others only: it must not be forgotten
                 folder.save(server)
             corrections = carrier.exchange(ROUND, server.round + 1, requests, len(requests)).replies
-            server, report = coordinator.close_round(server, replies, coordinator.read(server, corrections))
+            server, report = server_side.close_round(server, replies, server_side.read(server, corrections))
             break
         except QuorumError as error:
             folder.log("round failed", {"round": server.round + 1, "attempt": attempt, "why": str(error)})
@@ -303,7 +304,7 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
     return server
 
 
-def _coins(server: Coordinator) -> coordinator.Coins:
+def _coins(server: Coordinator) -> server_side.Coins:
     """What chooses participants, from the system's entropy: sampling protects nobody if its coins can be foreseen."""
     words = np.frombuffer(os.urandom(8 * server.config.clients), "<u8")
     return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
@@ -315,14 +316,14 @@ def _keys(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coordi
     They are kept before anyone is sent one: a client takes only one key for a round.
     """
     for attempt in range(carrier.pacing.attempts * server.config.clients):
-        packets = coordinator.request_key(server, attempt)
+        packets = server_side.request_key(server, attempt)
         if not packets:
             return server
         carrier.gather(1, carrier.pacing.start_timeout)
         if set(packets) <= carrier.present():
             answers = carrier.exchange(ROUND, server.round, packets, 1)
             try:
-                server = coordinator.take_keys(server, coordinator.read(server, answers.replies))
+                server = server_side.take_keys(server, server_side.read(server, answers.replies))
             except (WireError, ProtocolError) as error:
                 carrier.say(f"the key of round {server.round + 1} was refused: {error}")
                 continue
@@ -336,7 +337,7 @@ def _finish(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> None
     if lacking := tuple(client for client in everyone if client not in served):
         carrier.look_again()  # a round that was just closed may have lost someone, who would be waited for in vain
         carrier.gather(1, carrier.pacing.start_timeout)
-        answers = carrier.exchange(FINISH, server.round, coordinator.finish(server, lacking), 0 if served else 1)
+        answers = carrier.exchange(FINISH, server.round, server_side.finish(server, lacking), 0 if served else 1)
         served |= answers.replies.keys()
         folder.keep_served(served)
     missing = sorted(set(everyone) - served)

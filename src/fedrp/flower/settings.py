@@ -14,7 +14,7 @@ from typing import Any
 from fedrp.algorithms import ALGORITHMS
 from fedrp.config import RunConfig, from_settings, read_toml, require_choice, require_types
 from fedrp.errors import ConfigError
-from fedrp.site_ledger import CAPS
+from fedrp.storage.ledger import CAPS
 
 Values = Mapping[str, bool | float | int | str]
 
@@ -78,7 +78,7 @@ def require_agreed(agreed: Path, run_config: Values) -> None:
 
     What the file does not list must have its default, but for the settings that no promise of privacy depends on. Keys
     of the app's own have no default that a site knows, and may choose its data: all of them must be listed. What all
-    runs may cost together is in the same file, see `fedrp.site_ledger.read_caps`.
+    runs may cost together is in the same file, see `fedrp.storage.ledger.read_caps`.
 
     Raises:
         ConfigError: a setting of the run has another value.

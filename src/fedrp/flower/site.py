@@ -29,13 +29,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedrp.config import from_settings, read_toml, require, require_types
+from fedrp.crypto.roster import Roster, load_identity
 from fedrp.errors import ConfigError, SiteError, first_line
 from fedrp.files import locked, read_private, write_atomically
 from fedrp.flower import executor
 from fedrp.flower.environment import LOOPBACK, free_port, quiet_environment
 from fedrp.flower.settings import Values
-from fedrp.roster import Roster, load_identity
-from fedrp.sitefolder import DEFAULT_DATA
+from fedrp.storage.site import DEFAULT_DATA
 
 Say = Callable[[str], None]
 

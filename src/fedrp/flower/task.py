@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedrp.config import RunConfig
-from fedrp.evaluate import Correct, classified
 from fedrp.flower.settings import Values
-from fedrp.models import ModelFactory
-from fedrp.task import Source
-from fedrp.training import Loss
+from fedrp.learning.evaluate import Correct, classified
+from fedrp.learning.models import ModelFactory
+from fedrp.learning.task import Source
+from fedrp.learning.training import Loss
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import time
 
-from fedrp.flower.client import make_client_app
+from fedrp.flower.client_app import make_client_app
 from fedrp.flower.task import ClientContext
-from fedrp.host import SimulatedEntropy
+from fedrp.simulation.backend import SimulatedEntropy
 from flower_helpers import simulated, tiny_load
 
 

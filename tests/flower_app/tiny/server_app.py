@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedrp.flower.server import serve
+from fedrp.flower.server_app import serve
 from helpers import TinyNet
 
 app = ServerApp()

@@ -1,0 +1,1 @@
+"""Try to refute a stated epsilon."""

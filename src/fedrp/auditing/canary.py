@@ -1,0 +1,347 @@
+"""The distinguishing game: runs of a mechanism as it is deployed, in two neighbouring worlds, seen by an adversary.
+
+Clients and server are the real ones (`fedrp.protocol.client`, `fedrp.protocol.server`), and an adversary sees what the bytes between
+them say. Only local training is replaced: a canary's takes the worst step there is, the others' take none.
+
+- Noise mechanisms: inside, the canary's gradient is long and points in a fixed direction; outside, it is zero.
+- Printed FedRP in a ball: inside, the canary moves straight away from the origin; outside, straight towards it.
+
+What is broken on purpose (`Fault`) is broken in what runs, not in what is claimed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
+from fedrp.config import RunConfig, require, require_choice, settled
+from fedrp.crypto.roster import Roster
+from fedrp.crypto.secret import SecretKey
+from fedrp.errors import ConfigError
+from fedrp.learning.models import Vector, drawn_initial, initial_laws, public_initial
+from fedrp.learning.training import PLAIN, Examples, LocalSGD, Objective, Stack, Trainer, make_trainer
+from fedrp.privacy.events import Adversary, Event
+from fedrp.privacy.guarantee import Guarantee
+from fedrp.privacy.ledger import statements
+from fedrp.projection.families import Projection, make_projection
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.client import Silo, Site, Workbench, hello, respond
+from fedrp.protocol.wire import Kind
+from fedrp.rng import RunSeed
+from fedrp.simulation.backend import simulated_roster, simulated_site
+from fedrp.simulation.simulate import resolved
+
+CANARY, CURIOUS = 0, 1  # the client whose data changes, and one that looks
+PUSH = 1e3  # length of the canary's gradient: far beyond every clip and every ball
+_RUN = b"fedrp audit run."
+_NOBODY = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+
+# Whose claim is put to the test: the strongest adversary that has one.
+_STRONGEST_FIRST = (Adversary.SERVER_AND_CLIENT, Adversary.SERVER, Adversary.CLIENTS, Adversary.MODEL_HOLDER)
+_KNOW_THE_MATRIX = (Adversary.SERVER_AND_CLIENT, Adversary.CLIENTS, Adversary.MODEL_HOLDER)
+
+
+class Fault(Enum):
+    """What can be broken on purpose, to see whether the audit notices."""
+
+    NONE = "none"
+    NO_NOISE = "no-noise"
+    HALF_NOISE = "half-noise"
+    REUSED_KEY = "reused-key"  # all secrets are the same in every run
+
+
+class Run(NamedTuple):
+    """What was sent in one run, decoded from its bytes."""
+
+    uploads: list[dict[int, Vector]]  # per round; where they are masked, what is under the masks
+    aggregates: list[Vector]  # per round
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """A claim and what the game proved against it."""
+
+    claim: Guarantee
+    bounds: AuditBounds
+    trials: int  # runs in each of the two worlds
+    fault: Fault
+
+    @property
+    def violated(self) -> bool:
+        """Whether more was proved than was claimed."""
+        return self.claim.epsilon is not None and self.bounds.epsilon > self.claim.epsilon
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a few words."""
+        if self.claim.epsilon is None:
+            return "nothing is claimed"
+        return "VIOLATED: more is leaked than claimed" if self.violated else "consistent with the claim"
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as one JSON object."""
+        family = self.bounds.family
+        return {
+            "claimed_epsilon": self.claim.epsilon,
+            "delta": self.claim.delta,
+            "adversary": self.claim.adversary.value,
+            "adjacency": self.claim.adjacency.value,
+            "lower_bound": self.bounds.epsilon,
+            "lower_bound_any": self.bounds.any.epsilon,
+            "lower_bound_family": family.epsilon if family else None,
+            "confidence": self.bounds.confidence,
+            "trials": self.trials,
+            "broken": self.fault.value,
+            "violated": self.violated,
+            "verdict": self.verdict,
+            "any": self.bounds.any._asdict(),
+            "family": family._asdict() if family else None,
+        }
+
+
+def audit(
+    config: RunConfig,
+    trials: int,
+    confidence: float = 0.95,
+    fault: Fault = Fault.NONE,
+    adversary: Adversary | None = None,
+    parameters: int = 40,
+    on_trial: Callable[[int], None] | None = None,
+) -> AuditResult:
+    """Play the game `trials` times in each world and compare what it proves with what the config claims.
+
+    `adversary` is the one whose claim is tested, by default the strongest that has one (the server where none has).
+    `parameters` is the size of the stand-in model. The seed of the config decides all randomness.
+    """
+    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    require(trials >= 4, "trials", trials, "a whole number of at least 4")
+    require(0 < confidence < 1, "confidence", confidence, "a number between 0 and 1")
+    require(parameters >= 1, "parameters", parameters, "a whole number of at least 1")
+    if config.clip_quantile is not None or config.participation != 1:
+        raise ConfigError(
+            "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
+        )
+    if not ALGORITHMS[config.algorithm].exchanges:
+        raise ConfigError(f"algorithm '{config.algorithm}' sends nothing: there is nothing to audit")
+    claimed = _resolved(config, parameters)
+    claim, event = _claim(claimed, adversary)
+    mechanism = Mechanism(_broken(claimed, fault), parameters)
+    scores: list[tuple[float, float]] = []
+    for trial in range(trials):
+        seed = RunSeed(config.seed).integer("audit", 0 if fault is Fault.REUSED_KEY else trial)
+        scores.append(_scores(mechanism, claim.adversary, seed))
+        if on_trial:
+            on_trial(trial + 1)
+    inside, outside = zip(*scores, strict=True)
+    return AuditResult(claim, audit_bounds(inside, outside, claim.delta, confidence, event), trials, fault)
+
+
+def _resolved(config: RunConfig, parameters: int) -> RunConfig:
+    factory = functools.partial(stand_in, parameters)
+    if config.algorithm == "fedrp" and config.rho is None:
+        config = dataclasses.replace(config, rho=1e-9)  # the canary must not be held back
+    return resolved(with_norm_floor(dataclasses.replace(config, lr=1.0), factory), parameters)
+
+
+def stand_in(parameters: int) -> nn.Module:
+    """A model of so many parameters: local training is replaced, so it only has to have them."""
+    return nn.Linear(parameters, 1, bias=False)
+
+
+def _claim(config: RunConfig, adversary: Adversary | None) -> tuple[Guarantee, Event]:
+    releases = ALGORITHMS[config.algorithm].releases(config)
+    found = dict(zip(releases, statements(releases, config.dp_delta), strict=True))
+    if adversary is None:
+        proved = {statement.adversary for statement in found.values() if statement.epsilon}
+        adversary = next((a for a in _STRONGEST_FIRST if a in proved), Adversary.SERVER)
+    for release, statement in found.items():
+        if release.adversary is adversary:
+            return statement, release.event
+    raise ConfigError(f"algorithm '{config.algorithm}' says nothing about {adversary.value} in this configuration")
+
+
+def _broken(config: RunConfig, fault: Fault) -> RunConfig:
+    """What runs in place of what was claimed."""
+    if fault in (Fault.NONE, Fault.REUSED_KEY):
+        return config
+    if config.noise_multiplier is None:
+        raise ConfigError(f"broken={fault.value} is not valid: algorithm '{config.algorithm}' adds no noise here")
+    share = {Fault.NO_NOISE: 0.0, Fault.HALF_NOISE: 0.5}[fault]
+    return dataclasses.replace(config, noise_multiplier=share * config.noise_multiplier)
+
+
+# --- one run -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Puppet(Trainer):
+    """Local training under the adversary's control: one step, of the canary only."""
+
+    inside: bool = True
+    radial: bool = False  # along the model itself, or in a fixed direction
+
+    def train(
+        self,
+        start: Stack,
+        _data: Sequence[Examples],
+        clients: Sequence[int],
+        _round: int,
+        _sgd: LocalSGD,
+        objective: Objective = PLAIN,
+    ) -> Stack:
+        """Each client's variables after one step of its puppeteer's choice."""
+        rows = slice(None)
+        weights = start if objective.weights is None else objective.weights(start, rows)
+        gradients = np.zeros_like(weights)
+        for row, client in enumerate(clients):
+            if client == CANARY and self.radial:
+                gradients[row] = (-PUSH if self.inside else PUSH) * weights[row]
+            elif client == CANARY and self.inside:
+                gradients[row] = PUSH / np.sqrt(np.float32(weights.shape[1]))
+        step = objective.gradient(start, gradients, rows)
+        return np.asarray(start - step, np.float32)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A resolved config, ready to be run many times."""
+
+    config: RunConfig
+    parameters: int
+
+    def run(self, inside: bool, seed: int) -> Run:
+        """One run with the secrets of `seed`."""
+        config, bench = self.config, self._bench(inside, seed)
+        sites = [_site(seed, client) for client in range(config.clients)]
+        silos = [Silo(client) for client in range(config.clients)]
+        size = bench.algorithm.upload_size(config, self.parameters)
+        server = server_side.new_coordinator(config, _RUN, size)
+        if bench.algorithm.secret or config.secure_aggregation:
+            hellos = {client: hello(bench, client, site) for client, site in enumerate(sites)}
+            server = server_side.welcome(server, server_side.read(server, hellos))
+            silos, replies = _delivered(bench, silos, sites, server_side.request_key(server, 0))
+            server = server_side.take_keys(server, server_side.read(server, replies))
+        # With the same secrets, what is under the masks is what would be sent without them.
+        bare = dataclasses.replace(config, secure_aggregation=False)
+        run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
+        for round_ in range(1, config.rounds + 1):
+            server, packets = server_side.open_round(server, np.zeros(config.clients))
+            silos, replies = _delivered(bench, silos, sites, packets)
+            server, _ = server_side.close_round(server, server_side.read(server, replies))
+            if not config.secure_aggregation:
+                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
+            news = server_side.finish(server, (CANARY,))[CANARY]
+            run.aggregates.append(_payload(news, Kind.AGGREGATE, size, round_))
+        return run
+
+    def _bench(self, inside: bool, seed: int) -> Workbench:
+        config = self.config
+        template, laws, public, trainer = _prepared(self.parameters)
+
+        @functools.lru_cache(maxsize=2)
+        def project(key: SecretKey) -> Projection:
+            return make_projection(settled(config.projection), key, self.parameters, config.dim)
+
+        def initial(key: SecretKey | None) -> Vector:
+            return public if key is None else drawn_initial(template, laws, key)
+
+        fields = (trainer.module, trainer.loss, trainer.layout, trainer.device, trainer.seed)
+        puppet = Puppet(*fields, inside, config.algorithm == "fedrp")
+        return Workbench(config, _RUN, _roster(seed, config.clients), puppet, project, initial)
+
+
+@functools.lru_cache(maxsize=4)
+def _prepared(parameters: int) -> tuple[Vector, list[Any], Vector, Trainer]:
+    factory = functools.partial(stand_in, parameters)
+    trainer = make_trainer(factory, nn.functional.mse_loss, torch.device("cpu"), RunSeed(0))
+    return *initial_laws(factory), public_initial(factory, RunSeed(0)), trainer
+
+
+@functools.lru_cache(maxsize=1)
+def _roster(seed: int, clients: int) -> Roster:
+    return simulated_roster(RunSeed(seed), clients)
+
+
+def _site(seed: int, client: int) -> Site:
+    return simulated_site(RunSeed(seed), client, _NOBODY)
+
+
+def _delivered(
+    bench: Workbench, silos: list[Silo], sites: list[Site], packets: dict[int, bytes]
+) -> tuple[list[Silo], dict[int, bytes]]:
+    asked = sorted(packets)
+    answers = respond(bench, [silos[c] for c in asked], [sites[c] for c in asked], [packets[c] for c in asked])
+    moved = dict(zip(asked, answers, strict=True))
+    return [moved[c][0] if c in moved else silo for c, silo in enumerate(silos)], {c: moved[c][1] for c in asked}
+
+
+def _payload(packet: bytes, kind: Kind, size: int, round_: int | None = None) -> Vector:
+    messages = [m for m in wire.messages_of(wire.decode(packet), kind) if round_ in (None, m.round)]
+    return wire.vector(messages[-1], size)
+
+
+# --- what an adversary makes of it ---------------------------------------------------------------------------------
+
+
+def _scores(mechanism: Mechanism, adversary: Adversary, seed: int) -> tuple[float, float]:
+    """Scores of a run inside and a run outside with the same secrets; every trial has secrets of its own."""
+    config = mechanism.config
+    runs = [mechanism.run(inside, seed) for inside in (True, False)]
+    views = [_seen(config, adversary, run) for run in runs]
+    if not ALGORITHMS[config.algorithm].secret or adversary in _KNOW_THE_MATRIX:
+        # With the same secrets the noise is the same, so the difference of the two runs is what the canary sends. Who
+        # knows the matrix knows that, and the likelihood ratio is a function of the part of the view along it.
+        patterns = [views[0] - views[1]] * 2
+    elif config.algorithm == "fedrp" and adversary is Adversary.SERVER and _sees_several(config):
+        # All vectors are made with one matrix: along another client's, the canary's is longer or shorter.
+        patterns = [_uploads_of(CURIOUS, run) for run in runs]
+        views = [view - pattern for view, pattern in zip(views, patterns, strict=True)]
+    else:
+        patterns = views  # only lengths tell anything
+    inside, outside = (float(np.vdot(view, pattern)) for view, pattern in zip(views, patterns, strict=True))
+    return inside, outside
+
+
+def _seen(config: RunConfig, adversary: Adversary, run: Run) -> FloatArray:
+    """What the adversary holds that depends on the canary, a row per round."""
+    if _sees_uploads(config, adversary):
+        return _uploads_of(CANARY, run)
+    totals = _own_parts(config, run.aggregates) * config.expected_participants
+    if config.clients > 1 and adversary in (Adversary.CLIENTS, Adversary.SERVER_AND_CLIENT):
+        totals = totals - _uploads_of(CURIOUS, run)  # a curious client knows what it sent itself
+    return totals
+
+
+def _own_parts(config: RunConfig, aggregates: list[Vector]) -> FloatArray:
+    """What each round added to its aggregate; the rest follows from the aggregates before."""
+    parts = np.stack(aggregates).astype(np.float64)
+    for round_ in range(len(aggregates)):
+        carried = ALGORITHMS[config.algorithm].carried(config, aggregates[max(0, round_ - 2) : round_][::-1])
+        if carried is not None:
+            parts[round_] -= carried
+    return parts
+
+
+def _sees_uploads(config: RunConfig, adversary: Adversary) -> bool:
+    """Whether single uploads reach the adversary unmasked."""
+    outsiders = (Adversary.CLIENTS, Adversary.MODEL_HOLDER)
+    return adversary not in outsiders and not config.secure_aggregation
+
+
+def _sees_several(config: RunConfig) -> bool:
+    """Whether the server has the vectors of several clients under one matrix."""
+    return config.clients > 1 and not config.secure_aggregation
+
+
+def _uploads_of(client: int, run: Run) -> FloatArray:
+    return np.stack([uploads[client] for uploads in run.uploads]).astype(np.float64)

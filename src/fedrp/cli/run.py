@@ -1,0 +1,208 @@
+"""Commands that train, and the tables of what there is to train."""
+
+import dataclasses
+import functools
+import json
+import shlex
+import sys
+import typing
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedrp.cli.common import (
+    CLI_WORKERS,
+    COMPARED,
+    Command,
+    Settings,
+    cli,
+    given_settings,
+    path_or_none,
+    settings_options,
+    with_defaults,
+)
+from fedrp.config import RunConfig, Speed, from_settings
+from fedrp.errors import ConfigError, FedRPError
+
+INTERRUPTED = 130
+
+
+class _StoppedError(FedRPError):
+    """Ctrl-C in the middle of a run."""
+
+    exit_code = INTERRUPTED
+
+
+@cli.command()
+@settings_options
+def run(config: Path | None, **given: Any) -> None:
+    """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
+    from fedrp.learning.task import named_task
+    from fedrp.reporting.report import print_table, result_details
+    from fedrp.simulation.runfolder import CONFIG_FILE, begun_settings
+    from fedrp.simulation.simulate import simulate
+
+    settings, speed, command = _asked(config, given, begun_settings)
+    name = settings.algorithm
+    task = named_task(settings, path_or_none(command.data_dir))
+    with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
+        again = _again("run", out, speed, command)
+        with _stoppable(out / CONFIG_FILE, again), _progress([name], settings.rounds) as on_round:
+            shown = functools.partial(on_round, name)
+            result = simulate(settings, task, speed, out, command.resume, shown).as_json()
+    if command.json:
+        print(json.dumps(result))
+    else:
+        print_table([result])
+        print("\n".join([*result_details(result), f"run folder: {out}"]))
+
+
+@cli.command()
+@settings_options
+@click.option("--algorithms", help=f"comma-separated  [default: {COMPARED}]")
+def compare(config: Path | None, **given: Any) -> None:
+    """Train several algorithms on the same split; one table and one plot of accuracy per round.
+
+    An option is for those of the algorithms that use it; one that none of them uses is an error.
+    """
+    from fedrp.algorithms import for_each
+    from fedrp.learning.task import named_task
+    from fedrp.reporting.report import plot_accuracy, print_table, privacy_lines
+    from fedrp.simulation.runfolder import COMPARISON_FILE, begin_comparison, begun_comparison
+    from fedrp.simulation.simulate import simulate
+
+    settings, speed, command = _asked(config, given, begun_comparison)
+    names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"algorithms '{command.algorithms}' is not valid: give different names, separated by commas")
+    configs = for_each(settings, names)
+    task = named_task(settings, path_or_none(command.data_dir))
+    _require_all_valid(configs, task)
+    results = []
+    with command.folder("compare") as out:
+        begin_comparison(out, names, settings, command.resume)
+        again = _again("compare", out, speed, command)
+        with _stoppable(out / COMPARISON_FILE, again), _progress(names, settings.rounds) as on_round:
+            for item in configs:
+                shown = functools.partial(on_round, item.algorithm)
+                results.append(simulate(item, task, speed, out / item.algorithm, command.resume, shown).as_json())
+        plot = out / "accuracy.png"
+        plot_accuracy(results, plot)
+    if command.json:
+        print(json.dumps({"runs": results, "plot": str(plot)}))
+    else:
+        print_table(results)
+        for result in results:
+            print("\n".join([result["algorithm"], *(f"  {line}" for line in privacy_lines(result))]))
+        print(f"plot: {plot}")
+
+
+def _asked(
+    config: Path | None, given: Settings, begun: Callable[[Path, Settings], Settings]
+) -> tuple[RunConfig, Speed, Command]:
+    """What is asked for; with --resume, what was not given is as it was begun."""
+    asked = given_settings(config, given)
+    command = from_settings(Command, asked)
+    if not command.resume:
+        return with_defaults(asked)
+    if command.out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    return with_defaults(begun(Path(command.out), asked))
+
+
+def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
+    """The command that goes on: with what the folder does not keep, because it does not change the result."""
+    usual = dataclasses.asdict(Speed(workers=CLI_WORKERS))
+    options = {name: value for name, value in dataclasses.asdict(speed).items() if value != usual[name]}
+    if command.data_dir:
+        options["data_dir"] = command.data_dir
+    words = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    return shlex.join(["fedrp", name, "--resume", "--out", str(out), *words])
+
+
+def _require_all_valid(configs: list[RunConfig], task: Any) -> None:
+    """Find a mistake in the last algorithm before the first has run."""
+    from fedrp.learning.models import built, layout_of
+    from fedrp.simulation.simulate import resolved
+
+    parameters = layout_of(built(task.model)).size
+    for config in configs:
+        resolved(config, parameters)
+
+
+@contextmanager
+def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
+    """Ctrl-C ends what is inside with the command that goes on, if the file `begun` says that there is something."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
+        raise _StoppedError(f"stopped{kept}") from None
+
+
+@contextmanager
+def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
+    """A progress bar per run on standard error; plain lines where that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        tasks = {name: progress.add_task(name, total=rounds, now="", start=False) for name in names}
+
+        def on_round(name: str, record: Any) -> None:
+            accuracy = f"{record.evaluation.delivered.accuracy:.2f} %"
+            progress.start_task(tasks[name])
+            progress.update(tasks[name], completed=record.round, now=accuracy)
+            if not console.is_terminal:
+                seconds = f"{record.seconds:.1f} s"
+                print(f"{name} round {record.round}/{rounds}: {accuracy}, {seconds}", file=sys.stderr, flush=True)
+
+        yield on_round
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+def algorithms() -> None:
+    """List the algorithms."""
+    from fedrp.algorithms import ALGORITHMS
+
+    for name, algorithm in ALGORITHMS.items():
+        print(f"{name:<16} {algorithm.summary}")
+
+
+@cli.group()
+def data() -> None:
+    """Data sets: what there is, and how to get it."""
+
+
+@data.command("list")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+def data_list(data_dir: Path | None) -> None:
+    """List the data sets and whether they are here."""
+    from fedrp.learning.fetch import available
+
+    for name, where, present in available(data_dir):
+        print(f"{name:<14} {'present' if present else 'missing':<8} {where}")
+
+
+@data.command("fetch")
+@click.argument("name")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
+@click.option("--base-url", help="fetch from a mirror instead of the official address")
+def data_fetch(name: str, data_dir: Path | None, base_url: str | None) -> None:
+    """Download a data set, check it, and put it into the data folder."""
+    from fedrp.learning.fetch import fetch_dataset
+
+    for path in fetch_dataset(name, data_dir, base_url):
+        print(path)

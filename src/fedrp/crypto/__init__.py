@@ -1,0 +1,1 @@
+"""Keys, sealed envelopes, masks, secure sums."""

@@ -1,0 +1,253 @@
+"""The ClientApp: a packet in, a packet out, and in between the state of the site, read from disk and written back.
+
+Every message may find a new process, so no state lives in memory between two; the data of a run may. The new state is
+on the disk before the reply leaves: a client that is killed at any moment does no round twice, and sends the reply that
+it has already made. Whatever goes wrong, the server is told a bare code; the site's own log has the rest.
+"""
+
+import contextlib
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedrp.algorithms.given_start import require_hidden_start
+from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.config import Speed
+from fedrp.crypto.roster import Roster, load_identity
+from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
+from fedrp.errors import ConfigError, FedRPError, SiteError
+from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, place_of, refusal
+from fedrp.flower.settings import Values, require_agreed, run_settings
+from fedrp.flower.task import ClientContext, Load, LocalTask
+from fedrp.learning.evaluate import score
+from fedrp.learning.models import Vector, built, layout_of
+from fedrp.learning.preflight import rehearse
+from fedrp.learning.task import examples
+from fedrp.learning.training import Examples
+from fedrp.privacy.ledger import delta_warnings, statements
+from fedrp.protocol import wire
+from fedrp.protocol.client import Silo, Site, Workbench, finished, hello, make_workbench, respond, weight_of
+from fedrp.protocol.wire import Kind
+from fedrp.simulation.simulate import resolved
+from fedrp.storage.ledger import Caps, begin, read_caps
+from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
+from fedrp.storage.status import append_line
+
+_LONGEST_NAME = 200
+
+
+def client_app(load: Load) -> ClientApp:
+    """A ClientApp for the task that `load` gives at each site. Its secrets come from the operating system."""
+    return make_client_app(load, lambda _, identity: SiteEntropy(identity))
+
+
+Source = Callable[[ClientContext, Identity], Entropy]
+
+
+def make_client_app(load: Load, entropy: Source) -> ClientApp:
+    """A ClientApp with a given source of secrets.
+
+    For tests that compare with the simulator, whose secrets derive from a public seed. Nothing in a run config or node
+    config leads here: a deployed app says `client_app`.
+    """
+    app = ClientApp()
+    loaded = _keeping(load)
+
+    def reply_to(question: Message, context: Context) -> Message:
+        try:
+            return answer(_reply(question, context, loaded, entropy), question)
+        except Exception as error:  # its text must not reach the server, which Flower would send it to
+            _log_failure(error, context.node_config)
+            return refusal(_code(error), question)
+
+    app.query()(reply_to)
+    app.train()(reply_to)
+    app.evaluate()(reply_to)
+    return app
+
+
+_Loaded = Callable[[bytes, ClientContext], tuple[LocalTask, Examples]]
+
+
+def _keeping(load: Load) -> _Loaded:
+    """The task of a run and its training examples, loaded at the first message of the run in this process.
+
+    A process that stays (`fedrp site`) need not read its data for every message. As in the simulator, the examples of
+    a run then stay as they were at its beginning.
+    """
+    kept: dict[bytes, tuple[ClientContext, LocalTask, Examples]] = {}
+
+    def loaded(run: bytes, context: ClientContext) -> tuple[LocalTask, Examples]:
+        if run not in kept or kept[run][0] != context:
+            kept.clear()  # before another takes its place in memory
+            task = load(context)
+            kept[run] = context, task, examples(task.train, "the site's training set")
+        return kept[run][1:]
+
+    return loaded
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """A client at work on one message."""
+
+    context: ClientContext
+    task: LocalTask
+    bench: Workbench
+    site: Site
+    folder: SiteFolder
+    caps: Caps
+
+
+def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) -> bytes:
+    packet, (run, round_) = packet_of(question), place_of(question)
+    desk = _desk(run, context, load, entropy)
+    kind = question.metadata.message_type
+    if kind == HELLO:
+        _rehearse(desk)
+    terms = Terms.of(desk.bench.config, weight_of(desk.bench, desk.site), _data_name(context.node_config))
+    begin(desk.folder, desk.context.index, terms, desk.caps)
+    with desk.folder.lock():
+        _state_privacy(desk)
+        if desk.bench.config.secure_aggregation:
+            mask_key = desk.folder.mask_key(desk.site.entropy.secret("mask"))
+            desk = dataclasses.replace(desk, site=dataclasses.replace(desk.site, mask_key=mask_key))
+        if kind == HELLO:
+            return hello(desk.bench, desk.context.index, desk.site)
+        return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
+
+
+def _desk(run: bytes, context: Context, load: _Loaded, entropy: Source) -> _Desk:
+    """All that the client needs to work on a message of a run."""
+    node = context.node_config
+    caps = Caps()
+    if "agreed" in node:
+        require_agreed(_path(node, "agreed"), context.run_config)
+        caps = read_caps(_path(node, "agreed"))
+    config, _ = run_settings(context.run_config)
+    identity, roster = load_identity(_path(node, "key")), Roster.load(_path(node, "roster"))
+    about = ClientContext(identity.name, roster.place_of(identity), config, node, context.run_config)
+    task, data = load(run, about)
+    parameters = layout_of(built(task.model)).size
+    config = resolved(with_norm_floor(config, task.model), parameters)
+    require_hidden_start(config, task.model, parameters)
+    device = torch.device(str(node.get("device", "cpu")))
+    bench = make_workbench(config, run, roster, task.model, task.loss, device, Speed().projection_memory * 2**20)
+    folder = SiteFolder(_path(node, "state"), run)
+    return _Desk(about, task, bench, Site(identity, entropy(about, identity), data), folder, caps)
+
+
+def _path(node: Values, name: str) -> Path:
+    value = node.get(name)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"the node config has no {name}: give it with --node-config '{name}=\"PATH\" ...'")
+    return Path(value)
+
+
+def _data_name(node: Values) -> str:
+    """What the site calls its data set: the account that runs are charged to."""
+    name = node.get("data", DEFAULT_DATA)
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise ConfigError(f'data={name!r} in the node config is not valid: expected a name, as data="cohort-2024"')
+    return name
+
+
+def _state_privacy(desk: _Desk) -> None:
+    """Tell the site, before it contributes anything, against whom which epsilon holds: once, settings do not change."""
+    if "privacy" not in desk.folder.status():
+        config = desk.bench.config
+        stated = statements(desk.bench.algorithm.releases(config), config.dp_delta)
+        warnings = delta_warnings(stated, config.clients, len(desk.site.data.y))
+        desk.folder.report({"privacy": [*map(str, stated), *(f"warning: {text}" for text in warnings)]})
+
+
+def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
+    """Take part in a round, or deal a key. The new state is kept before the reply leaves."""
+    began = time.monotonic()
+    silo, reply = _answered(desk, desk.folder.load(desk.context.index), packet, round_)
+    desk.folder.save(silo)
+    calls = wire.messages_of(wire.decode(packet), Kind.ROUND)
+    changes = {"round": silo.round, **({"participants": calls[-1].weight} if calls else {})}
+    _note(desk, "round", packet, reply, {**changes, "seconds": round(time.monotonic() - began, 3)})
+    return reply
+
+
+def _answered(desk: _Desk, silo: Silo, packet: bytes, round_: int) -> tuple[Silo, bytes]:
+    if desk.bench.algorithm.exchanges:
+        ((silo, reply),) = respond(desk.bench, [silo], [desk.site], [packet])
+        return silo, reply
+    while silo.round < round_:  # clients that never talk count for themselves: nothing is missed, nothing done twice
+        ((silo, _),) = respond(desk.bench, [silo], [desk.site], [b""])
+    return silo, b""
+
+
+def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
+    """Keep the delivered model and its score. The state stays: the last packet may come again."""
+    silo = desk.folder.load(desk.context.index)
+    if not desk.bench.algorithm.exchanges:
+        silo, _ = _answered(desk, silo, packet, round_)
+        desk.folder.save(silo)
+    model = finished(desk.bench, silo, desk.site, packet).model
+    path = desk.folder.deliver(desk.bench.trainer.state(model))
+    desk.folder.erase_mask_key()
+    _note(desk, "finish", packet, b"", {"finished": True, "model": str(path), **_score(desk, model)})
+    return b""
+
+
+def _rehearse(desk: _Desk) -> None:
+    """Find a mistake in the task before the site joins the run."""
+    task, trainer = desk.task, desk.bench.trainer
+    rehearse(task.model, task.loss, task.correct, [desk.site.data], _test_set(task), trainer.device)
+
+
+def _test_set(task: LocalTask) -> Examples | None:
+    return None if task.test is None else examples(task.test, "the site's test set")
+
+
+def _score(desk: _Desk, model: Vector) -> dict[str, object]:
+    test = _test_set(desk.task)
+    if test is None:
+        return {}
+    accuracy, loss = score(desk.bench.trainer, model, test, desk.task.correct)
+    return {"accuracy": accuracy, "loss": loss}
+
+
+def _note(desk: _Desk, event: str, packet: bytes, reply: bytes, changes: dict[str, object]) -> None:
+    """Bring status and log up to date. A courtesy: a full disk must not cost the reply that is already made."""
+    with contextlib.suppress(SiteError):
+        before = desk.folder.status()
+        totals = {
+            "bytes_down": before.get("bytes_down", 0) + len(packet),
+            "bytes_up": before.get("bytes_up", 0) + len(reply),
+        }
+        config = desk.bench.config
+        about = {"role": "client", "name": desk.context.name, "client": desk.context.index, "run": desk.bench.run.hex()}
+        plan = {"algorithm": config.algorithm, "rounds": config.rounds, "finished": False}
+        desk.folder.report({**plan, **about, **changes, **totals})
+        desk.folder.log(event, {**changes, "bytes_down": len(packet), "bytes_up": len(reply)})
+
+
+# --- when something goes wrong ---------------------------------------------------------------------------------------
+
+
+def _code(error: Exception) -> str:
+    """What the server is told: the kind of error, and of foreign errors not even that."""
+    return type(error).__name__ if isinstance(error, FedRPError) else "Failure"
+
+
+def _log_failure(error: Exception, node: Values) -> None:
+    """Keep the reason at the site."""
+    state = node.get("state")
+    if isinstance(state, str) and state:
+        where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
+        details = {"error": type(error).__name__, "reason": str(error), "where": where[-5:]}
+        with contextlib.suppress(OSError):
+            Path(state).mkdir(mode=0o700, parents=True, exist_ok=True)
+        append_line(Path(state) / "failures.jsonl", {"event": "failure", **details})

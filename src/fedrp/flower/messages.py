@@ -1,0 +1,71 @@
+"""How packets travel in Flower messages: one flat string of bytes each way, or the name of a refusal.
+
+Message types: `query` asks a node who it is, `train` carries a packet of a round, `evaluate` the last packet.
+"""
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedrp.errors import WireError
+from fedrp.protocol.wire import RUN_ID_BYTES
+
+HELLO, ROUND, FINISH = MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE
+LIFETIME = 12 * 3600.0  # seconds; far above any deadline, since it is measured with the clocks of two machines
+
+_RECORD, _PACKET, _REFUSED = "fedrp", "packet", "refused"
+
+
+class RefusedError(Exception):
+    """A client could not answer. Carries a bare code: what went wrong in detail stays at the site."""
+
+
+class LostError(RefusedError):
+    """The way to a client failed, not the client: it can be asked again."""
+
+
+def question(packet: bytes, node: int, kind: str, run: bytes, round_: int) -> Message:
+    """A message from the server to a node. Run and round are named outside the packet, which may be empty."""
+    content = RecordDict({_RECORD: ConfigRecord({_PACKET: packet})})
+    return Message(content, node, kind, group_id=f"{run.hex()}/{round_}", ttl=LIFETIME)
+
+
+def place_of(question: Message) -> tuple[bytes, int]:
+    """The run and the round that a question is about.
+
+    Raises:
+        WireError: it does not say.
+    """
+    run, _, round_ = question.metadata.group_id.partition("/")
+    try:
+        place = bytes.fromhex(run), int(round_)
+    except ValueError:
+        raise WireError("a message that names no run and round") from None
+    if len(place[0]) != RUN_ID_BYTES:
+        raise WireError("a message with a run id of the wrong length")
+    return place
+
+
+def answer(packet: bytes, question: Message) -> Message:
+    """A node's reply."""
+    return Message(RecordDict({_RECORD: ConfigRecord({_PACKET: packet})}), reply_to=question)
+
+
+def refusal(code: str, question: Message) -> Message:
+    """A node's reply if it cannot do what it was asked."""
+    return Message(RecordDict({_RECORD: ConfigRecord({_REFUSED: code})}), reply_to=question)
+
+
+def packet_of(message: Message) -> bytes:
+    """The packet in a message.
+
+    Raises:
+        LostError: Flower could not deliver the question or the reply.
+        RefusedError: there is none; the text is a short code.
+    """
+    if message.has_error():
+        raise LostError(f"flower error {message.error.code}")
+    record = message.content.config_records.get(_RECORD, ConfigRecord())
+    packet = record.get(_PACKET)
+    if not isinstance(packet, bytes):
+        code = record.get(_REFUSED)
+        raise RefusedError(code[:40] if isinstance(code, str) and code.isidentifier() else "no packet")
+    return packet

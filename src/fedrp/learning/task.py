@@ -1,0 +1,168 @@
+"""A learning task: a model, a loss, who holds which examples, and the test set."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset, default_collate
+
+from fedrp.config import RunConfig, require_choice
+from fedrp.errors import ConfigError, DataError, first_line
+from fedrp.learning.data import load_dataset
+from fedrp.learning.evaluate import Correct, classified
+from fedrp.learning.models import MODELS, InputShape, ModelFactory
+from fedrp.learning.partition import Integers, parse_partition, partition
+from fedrp.learning.training import Examples, Loss, described
+from fedrp.rng import RunSeed
+
+Source = tuple[object, object] | TorchDataset[tuple[object, object]]  # (inputs, targets), or a map-style data set
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned.
+
+    Args:
+        model: builds a new network in every call, e.g. the class itself; called without arguments.
+        train: all training examples, to be split by `RunConfig.partition`; or a list with the examples of each client.
+            Inputs become float32, unless they are int32 or int64: then they stay whole, as embeddings want them.
+        test: the examples that models are scored on.
+        loss: mean loss of (outputs, targets).
+        correct: what counts as right, one number in [0, 1] per example; by default that the largest output is the
+            target class.
+        dataset: what results call the data; `model_name` likewise the model.
+    """
+
+    model: ModelFactory
+    train: Source | Sequence[Source]
+    test: Source
+    loss: Loss = nn.functional.cross_entropy
+    correct: Correct = classified
+    dataset: str = "custom"
+    model_name: str = "custom"
+
+
+@dataclass(frozen=True)
+class _NamedModel:
+    """Builds a model of the table; a class and not a closure, so that it can be sent to worker processes."""
+
+    name: str
+    shape: InputShape
+    classes: int
+
+    def __call__(self) -> nn.Module:
+        return MODELS[self.name].build(self.shape, self.classes)
+
+
+def named_task(config: RunConfig, data_dir: Path | None = None) -> Task:
+    """The task that a config names: a data set and a model of the tables."""
+    require_choice("model", config.model, MODELS)
+    dataset = load_dataset(config.dataset, data_dir)
+    train, test = dataset.normalised(dataset.train_x), dataset.normalised(dataset.test_x)
+    factory = _NamedModel(config.model, tuple(train.shape[1:]), dataset.classes)
+    parts = (train, dataset.train_y), (test, dataset.test_y)
+    return Task(factory, *parts, dataset=config.dataset, model_name=config.model)
+
+
+def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
+    """The examples of each client.
+
+    Raises:
+        DataError: a client would have none.
+        ConfigError: the task comes split for another number of clients.
+    """
+    if isinstance(task.train, Sequence) and not isinstance(task.train, tuple):
+        if len(task.train) != config.clients:
+            raise ConfigError(
+                f"clients={config.clients}, but the task holds examples of {len(task.train)} clients: train is a list, "
+                "with an entry for each client"
+            )
+        if config.train_examples is not None:
+            raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
+        if config.partition != "iid":
+            raise ConfigError(f"partition='{config.partition}', but the task comes split among its clients")
+        return [examples(source, f"client {client}") for client, source in enumerate(task.train)]
+    whole, seed = _limited(examples(task.train, "the training set"), config), RunSeed(config.seed)
+    shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
+    return [Examples(whole.x[torch.from_numpy(share)], whole.y[torch.from_numpy(share)]) for share in shares]
+
+
+def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
+    """One class per example, to split by; where targets are no class labels, the same for all."""
+    column = targets.squeeze(1) if targets.ndim == 2 and targets.shape[1] == 1 else targets
+    if column.ndim == 1 and not column.is_floating_point():
+        return column.numpy()
+    if parse_partition(config.partition)[0].by_class:
+        raise ConfigError(
+            f"partition '{config.partition}' splits by class, but targets are {described(targets)}, no class labels: "
+            "use iid, or give a list with the examples of each client"
+        )
+    return np.zeros(len(targets), np.int64)
+
+
+def _limited(whole: Examples, config: RunConfig) -> Examples:
+    if config.train_examples is None:
+        return whole
+    asked, count = config.train_examples, len(whole.y)
+    if asked > count:
+        raise ConfigError(f"train_examples={asked}, but '{config.dataset}' has {count}: use at most that")
+    chosen = torch.from_numpy(RunSeed(config.seed).generator("train-examples").permutation(count)[:asked])
+    return Examples(whole.x[chosen], whole.y[chosen])
+
+
+def examples(source: Source, owner: str) -> Examples:
+    """Inputs and targets as tensors; errors name their owner, e.g. "the test set".
+
+    Guarantees: as many inputs as targets and at least one; numbers are finite; inputs are float32, or int64 where they
+    came as int32 or int64 (indices of an embedding); targets are float32 or int64.
+
+    Raises:
+        ConfigError: the source is of no kind that `Task` takes.
+        DataError: it is empty, uneven or not finite.
+    """
+    try:
+        x, y = (torch.as_tensor(part) for part in _pair(source, owner))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{owner} cannot be made tensors: {first_line(error)}") from error
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise DataError(
+            f"{owner} has inputs {described(x)} but targets {described(y)}: expected one of each an example"
+        )
+    if x.numel() == 0 or y.numel() == 0:
+        raise DataError(f"{owner} has no examples")
+    x = x.long() if x.dtype in (torch.int32, torch.int64) else x.float()
+    y = y.float() if y.is_floating_point() else y.long()
+    for name, values in (("inputs", x), ("targets", y)):
+        if not all(math.isfinite(bound) for bound in torch.aminmax(values)):
+            raise DataError(f"{owner} has {name} that are not finite (NaN or infinite): remove or replace them")
+    return Examples(x, y)
+
+
+def _pair(source: Source, owner: str) -> Sequence[object]:
+    """Inputs and targets of a source, each in one piece."""
+    if isinstance(source, tuple):
+        if len(source) == 2:
+            return source
+        raise _no_source(owner, f"a tuple of {len(source)}")
+    if isinstance(source, IterableDataset) or not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise _no_source(owner, f"a {type(source).__name__}")
+    samples = [source[index] for index in range(len(source))]
+    if not samples:
+        raise DataError(f"{owner} has no examples")
+    if not isinstance(samples[0], tuple | list) or len(samples[0]) != 2:
+        raise _no_source(owner, f"a {type(source).__name__} of {_kind(samples[0])}")
+    pair: Sequence[object] = default_collate(samples)
+    return pair
+
+
+def _kind(sample: object) -> str:
+    return f"{len(sample)}-tuples" if isinstance(sample, tuple | list) else f"{type(sample).__name__}s"
+
+
+def _no_source(owner: str, got: str) -> ConfigError:
+    return ConfigError(f"{owner} is {got}: expected (inputs, targets), or a map-style torch data set of such pairs")

@@ -1,0 +1,1 @@
+"""A w from a key, matrix-free."""

@@ -1,0 +1,334 @@
+"""Secret random projections: A w and A' theta for an m x n matrix A that is a function of a key.
+
+Three families, each made from the AES-256-CTR streams of keys derived for (family, version, m, n):
+
+- `gaussian`: independent N(0, 1/m) entries, as in the paper. Costs m * n.
+- `sign`: one +-1 per column, spread evenly over the rows. Costs n; the same bits on every machine.
+- `hadamard`: `sign` after an orthonormal mixing of the coordinates. Costs n log n; the same bits on every machine.
+
+E ||A w||^2 = ||w||^2 for every w in each of them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedrp.config import require_choice
+from fedrp.crypto.secret import SecretKey
+from fedrp.errors import ConfigError
+from fedrp.projection import kernels
+
+FloatArray = npt.NDArray[np.float32]
+
+DEFAULT_MEMORY = 1 << 30  # bytes that a `gaussian` matrix may occupy; a larger one is generated anew at each use
+
+
+class Projection(ABC):
+    """An m x n matrix A as an operator on float32 arrays; m is `rows`, n is `columns`.
+
+    Guarantees:
+    - A depends on the key, the family's version, m and n alone: not on memory, threads or the machine.
+    - `norm_bound` is at least A's largest singular value: the value itself where rows are orthogonal, and for
+      `gaussian` a bound that fails with probability below 1.3e-14 over keys.
+    - In `sign` and `hadamard`, a row of a stack gives the same bits alone or in any stack, with any number of threads.
+      In `gaussian` it gives the same up to rounding.
+    - Cannot be pickled or copied; its repr shows the shape alone.
+
+    Arrays may have padding between their rows; nothing is copied for it. `out` receives the result if given.
+    """
+
+    norm_bound: float
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns = columns
+        self.rows = rows
+
+    def forward(self, vectors: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """A w, for one vector (n,) -> (m,) or for each row of a stack (k, n) -> (k, m)."""
+        stack = _stack("vectors", vectors, self.columns)
+        result = _result(out, (*vectors.shape[:-1], self.rows))
+        self._forward(stack, result.reshape(-1, self.rows))
+        return result
+
+    def adjoint(self, coefficients: FloatArray, out: FloatArray | None = None) -> FloatArray:
+        """A' theta, for one vector (m,) -> (n,) or for each row of a stack (k, m) -> (k, n)."""
+        stack = _stack("coefficients", coefficients, self.rows)
+        result = _result(out, (*coefficients.shape[:-1], self.columns))
+        self._adjoint(stack, result.reshape(-1, self.columns))
+        return result
+
+    @abstractmethod
+    def _forward(self, stack: FloatArray, out: FloatArray) -> None:
+        """Write A w into out (k, m) for each row w of stack (k, n). Both have contiguous rows."""
+
+    @abstractmethod
+    def _adjoint(self, stack: FloatArray, out: FloatArray) -> None:
+        """Write A' theta into out (k, n) for each row theta of stack (k, m). Both have contiguous rows."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rows}x{self.columns})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a projection cannot be pickled or copied: make it again from its key")
+
+
+class GaussianProjection(Projection):
+    """Independent N(0, 1/m) entries by Box-Muller, 32 bits of the stream for each.
+
+    Row i of A is made from the stream's bytes from 4 * i * pitch on, where pitch is n rounded up to whole units of
+    `kernels.normals`; so any part can be generated on its own. A is kept if it fits into `memory_bytes`, else
+    generated in tiles of 8 MiB at each use. Entries are the same bits in both cases; products are rounded differently.
+    """
+
+    def __init__(self, key: SecretKey, columns: int, rows: int, memory_bytes: int) -> None:
+        super().__init__(columns, rows)
+        self.norm_bound = _gaussian_norm(columns, rows)
+        self._key = key
+        self._pitch = _round_up(columns, 2 * kernels.PAIRS)
+        self._matrix: FloatArray | None = None
+        if 4 * rows * self._pitch <= memory_bytes:
+            self._matrix = np.empty((rows, self._pitch), np.float32)
+            self._generate(self._matrix, 0, 0)
+
+    def _forward(self, stack: FloatArray, out: FloatArray) -> None:
+        out[:] = 0
+        for i, j, tile in self._tiles():
+            product = torch.mm(_tensor(tile), _tensor(stack[:, j : j + tile.shape[1]]).T)
+            out[:, i : i + tile.shape[0]] += product.numpy().T
+
+    def _adjoint(self, stack: FloatArray, out: FloatArray) -> None:
+        count = len(stack)
+        # many rows go faster transposed, in whole sixteens; a few go many times slower
+        many = count >= 32
+        thetas = np.zeros((_round_up(count, 16) if many else count, self.rows), np.float32)
+        thetas[:count] = stack
+        for i, j, tile in self._tiles():
+            matrix, theta = _tensor(tile), _tensor(thetas[:, i : i + tile.shape[0]])
+            part = out[:, j : j + tile.shape[1]]
+            if many:
+                strips = -(-part.shape[1] // kernels.STRIP)
+                product = torch.mm(matrix.T, theta.T).numpy()
+                kernels.run(kernels.transpose, strips, part.size, product, part, i > 0)
+            else:
+                np.add(part if i else np.float32(0), torch.mm(theta, matrix).numpy(), out=part)
+
+    def _tiles(self) -> Iterator[tuple[int, int, FloatArray]]:
+        """A in parts that cover it, each as (first row, first column, entries); rows run fastest."""
+        width = min(self._pitch, _TILE_COLUMNS)
+        height = self.rows if self._matrix is not None else min(self.rows, _TILE_ENTRIES // width)
+        buffer = np.empty((0 if self._matrix is not None else height, width), np.float32)
+        for j in range(0, self.columns, width):
+            for i in range(0, self.rows, height):
+                if self._matrix is not None:
+                    tile = self._matrix[:, j : j + width]
+                else:
+                    tile = buffer[: self.rows - i, : self._pitch - j]
+                    self._generate(tile, i, j)
+                yield i, j, tile[:, : self.columns - j]
+
+    def _generate(self, tile: FloatArray, row: int, column: int) -> None:
+        """Fill a tile of whole units with A's entries from (row, column) on."""
+        if tile.shape[1] == self._pitch:
+            tile = tile.reshape(1, -1)  # whole rows are one stretch of the stream
+        segments = -(-tile.shape[1] // _STREAM_WORDS)
+        first = row * self._pitch + column
+        kernels.run(self._generate_segments, len(tile) * segments, tile.size, tile, first, segments)
+
+    def _generate_segments(self, tile: FloatArray, first: int, segments: int, start: int, stop: int) -> None:
+        words = np.empty(min(tile.shape[1], _STREAM_WORDS), "<u4")
+        scale = np.float32(1 / math.sqrt(self.rows))
+        for task in range(start, stop):
+            i, j = task // segments, task % segments * _STREAM_WORDS
+            part = tile[i, j : j + _STREAM_WORDS]
+            self._key.keystream_into(words[: part.size], 4 * (first + i * self._pitch + j))
+            kernels.normals(words[: part.size], scale, part)
+
+
+class SignProjection(Projection):
+    """One +-1 per column: cut w into blocks, flip signs, roll the blocks, add them up; cut the sum, permute, add up.
+
+    A block has `pieces` * m coordinates: m, or for small m the multiple that makes it long enough to be fast. The sum
+    of the blocks is cut into its pieces of m numbers; these are permuted and added up. Signs (one per coordinate),
+    rolls (one per block but the last) and permutations (one per piece) are secret, uniform and independent. Hence
+    - two coordinates meet in one row with probability at most 1/m, so Var ||A w||^2 <= 2 ||w||^4 / m;
+    - A and D P A have one distribution for every permutation P and diagonal D of signs: order and signs of the m
+      numbers say nothing. Their sizes do say something, where `gaussian` hides all but the norm;
+    - rows hold floor(n/m) or ceil(n/m) entries and are exactly orthogonal.
+
+    Sums are taken in float64, group of blocks by group and piece by piece, and rounded once.
+    """
+
+    def __init__(self, key: SecretKey, columns: int, rows: int) -> None:
+        super().__init__(columns, rows)
+        self.norm_bound = _balanced_norm(columns, rows)
+        pieces = -(-min(columns, max(rows, _BLOCK)) // rows)
+        width = pieces * rows
+        blocks = -(-columns // width)
+        self._signs = key.derive("signs").keystream(_round_up(blocks, 8) // 8 * width).reshape(-1, width)
+        self._rolls = _below(width, key.derive("rolls").keystream(8 * blocks).view("<u8"))
+        self._rolls[-1] = 0  # the last block may be short; unrolled, it misses whole pieces and the end of one
+        order = np.argsort(key.derive("order").keystream(8 * width).view("<u8").reshape(pieces, rows), kind="stable")
+        self._order = order + rows * np.arange(pieces)[:, None]  # (pieces, m): the sums that make up each row
+        self._group = max(32, -(-blocks // 64))  # sums of a group are 1/16 of its blocks' memory or less
+        self._groups = -(-blocks // self._group)
+
+    def _forward(self, stack: FloatArray, out: FloatArray) -> None:
+        width = self._order.size
+        sums = np.empty((len(stack), self._groups, width), np.float64)
+        flat, stride = _flat(stack)
+        tasks = len(stack) * self._groups * -(-width // kernels.TILE)
+        secrets = (self._signs, self._rolls, self._group)
+        kernels.run(kernels.fold, tasks, stack.size, flat, stride, self.columns, *secrets, sums)
+        kernels.run(kernels.collect, len(stack), sums.size, sums, self._order, out)
+
+    def _adjoint(self, stack: FloatArray, out: FloatArray) -> None:
+        sums = np.empty((len(stack), self._order.size), np.float32)
+        sums[:, self._order] = stack[:, None]
+        flat, stride = _flat(out, writeable=True)
+        tasks = len(stack) * self._rolls.size
+        kernels.run(kernels.unfold, tasks, out.size, sums, self.columns, self._signs, self._rolls, flat, stride)
+
+
+class HadamardProjection(Projection):
+    """`sign` after mixing: secret signs and an orthonormal Walsh-Hadamard transform in blocks of P coordinates.
+
+    P is the largest power of four up to n and 65,536. If it does not divide n, a last block with signs of its own
+    covers the last P coordinates and is transformed after the others. Mixing is orthogonal, so rows stay exactly
+    as orthogonal as those of `sign`; it spreads each coordinate over P, so sparse vectors keep their length
+    as well as dense ones, and the m numbers have sizes that say little about single coordinates.
+
+    `forward` needs memory for one more vector.
+    """
+
+    def __init__(self, key: SecretKey, columns: int, rows: int) -> None:
+        super().__init__(columns, rows)
+        self._sign = SignProjection(key.derive("sign"), columns, rows)
+        self.norm_bound = self._sign.norm_bound
+        size = 4 ** min(8, (columns.bit_length() - 1) // 2)
+        self._whole, self._blocks = columns // size, -(-columns // size)
+        self._signs = key.derive("mix").keystream(_round_up(self._blocks, 8) // 8 * size).reshape(-1, size)
+
+    def _forward(self, stack: FloatArray, out: FloatArray) -> None:
+        mixed = np.empty((1, self.columns), np.float32)
+        tail = self._whole * self._signs.shape[1]
+        for i in range(len(stack)):
+            flat, _ = _flat(stack[i : i + 1])
+            kernels.run(kernels.mix, self._whole, self.columns, flat, mixed[0], self._signs, False)
+            mixed[0, tail:] = flat[tail:]
+            kernels.mix(_flat(mixed)[0], mixed[0], self._signs, False, self._whole, self._blocks)
+            self._sign._forward(mixed, out[i : i + 1])
+
+    def _adjoint(self, stack: FloatArray, out: FloatArray) -> None:
+        self._sign._adjoint(stack, out)
+        for i in range(len(stack)):
+            flat, _ = _flat(out[i : i + 1])
+            kernels.mix(flat, out[i], self._signs, True, self._whole, self._blocks)
+            kernels.run(kernels.mix, self._whole, self.columns, flat, out[i], self._signs, True)
+
+
+def _gaussian_norm(columns: int, rows: int) -> float:
+    """1 + sqrt(n/m) + t/sqrt(m) with t = 8; ||A|| exceeds it with probability at most exp(-t^2/2) = 1.3e-14.
+
+    Davidson and Szarek, "Local operator theory, random matrices and Banach spaces", 2001, Theorem II.13.
+    """
+    return 1 + math.sqrt(columns / rows) + 8 / math.sqrt(rows)
+
+
+def _balanced_norm(columns: int, rows: int) -> float:
+    """sqrt(ceil(n/m)): the length of the longest of orthogonal rows."""
+    return math.sqrt(-(-columns // rows))
+
+
+class Family(NamedTuple):
+    """One way to make A: its code on the wire, the version of its map from key to A, its norm bound, its maker."""
+
+    code: int
+    version: int
+    norm_bound: Callable[[int, int], float]  # of (columns, rows)
+    make: Callable[[SecretKey, int, int, int], Projection]  # of (key, columns, rows, memory_bytes)
+    hiding_ratio: int  # n/m from which A w for one known w leaves A undetermined; see `fedrp.algorithms.given_start`
+
+
+FAMILIES = {
+    "gaussian": Family(1, 1, _gaussian_norm, GaussianProjection, 1),
+    "sign": Family(2, 1, _balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows), 24),
+    "hadamard": Family(3, 1, _balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows), 12),
+}
+
+
+def projection_tag(family: str) -> int:
+    """A family and its version as one number for messages: equal tags mean equal matrices for equal keys."""
+    return FAMILIES[family].code << 8 | FAMILIES[family].version
+
+
+def norm_bound(family: str, columns: int, rows: int) -> float:
+    """The bound on ||A|| that every matrix of this family and shape has."""
+    return FAMILIES[family].norm_bound(columns, rows)
+
+
+def make_projection(
+    family: str, key: SecretKey, columns: int, rows: int, memory_bytes: int = DEFAULT_MEMORY
+) -> Projection:
+    """The matrix A (rows x columns) that a family makes from a round's key."""
+    require_choice("projection", family, FAMILIES)
+    if not 1 <= rows <= columns:
+        raise ConfigError(f"dim={rows}: must be from 1 to the number of parameters, {columns}")
+    label = f"projection/{family}/v{FAMILIES[family].version}/{rows}x{columns}"
+    return FAMILIES[family].make(key.derive(label), columns, rows, memory_bytes)
+
+
+_BLOCK = 1 << 13  # coordinates per block of `sign` at least; part of its definition
+_TILE_COLUMNS = 1 << 17
+_TILE_ENTRIES = 1 << 21
+_STREAM_WORDS = 1 << 15  # the stream passes from AES to Box-Muller through the second-level cache
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _below(bound: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The top 64 of the 128 bits of word * bound, for bound < 2**32: uniform in [0, bound) up to 2**-32."""
+    high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
+    return ((high * np.uint64(bound) + (low * np.uint64(bound) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+
+
+def _tensor(array: FloatArray) -> torch.Tensor:
+    """The array as a tensor on the same memory; torch does not take read-only memory, so that is copied."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _flat(stack: FloatArray, writeable: bool = False) -> tuple[FloatArray, int]:
+    """The memory from the first to the last entry of a stack as one array, and the distance of its rows there."""
+    stride = stack.strides[0] // stack.itemsize
+    size = (len(stack) - 1) * stride + stack.shape[1] if len(stack) else 0
+    return np.lib.stride_tricks.as_strided(stack, (size,), (stack.itemsize,), writeable=writeable), stride
+
+
+def _has_plain_rows(array: FloatArray) -> bool:
+    """Whether rows are contiguous and follow each other without overlap, so that `_flat` can describe them."""
+    ahead, step = array.strides[0], array.strides[-1]
+    apart = array.ndim == 1 or len(array) < 2 or (ahead % array.itemsize == 0 and ahead >= array[0].nbytes)
+    return array.flags.aligned and apart and (step == array.itemsize or array.shape[-1] == 1)
+
+
+def _stack(name: str, array: FloatArray, length: int) -> FloatArray:
+    """A vector or stack as a stack of contiguous rows."""
+    if array.dtype != np.float32 or array.ndim not in (1, 2) or array.shape[-1] != length:
+        raise ValueError(
+            f"{name}: expected float32 of shape ({length},) or (k, {length}), got {array.dtype} of {array.shape}"
+        )
+    return (array if _has_plain_rows(array) else np.ascontiguousarray(array)).reshape(-1, length)
+
+
+def _result(out: FloatArray | None, shape: tuple[int, ...]) -> FloatArray:
+    if out is None:
+        return np.empty(shape, np.float32)
+    if out.dtype != np.float32 or out.shape != shape or not _has_plain_rows(out) or not out.flags.writeable:
+        raise ValueError(f"out: expected float32 of shape {shape} with contiguous rows, got {out.dtype} of {out.shape}")
+    return out

@@ -1,0 +1,37 @@
+"""How much a party takes in one packet: known from the configuration, before anything is read."""
+
+from fedrp.algorithms import ALGORITHMS
+from fedrp.config import RunConfig
+from fedrp.crypto.sealing import ENVELOPE_BYTES, MASK_KEY_BYTES
+from fedrp.protocol.wire import Kind, Limit, Limits
+
+DIGEST_BYTES = 32
+MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # a client's number and its signed mask key
+
+
+def from_server(config: RunConfig, upload_size: int) -> Limits:
+    """What a client takes in a packet of the server's."""
+    replayed = config.rounds if ALGORITHMS[config.algorithm].memory == "history" else 1
+    envelope = ENVELOPE_BYTES[config.sealing]
+    return {
+        Kind.ROUND: Limit(1, 8 * config.clients),
+        Kind.FINISH: Limit(1, 0),
+        Kind.REBUILD: Limit(1, 0),
+        Kind.AGGREGATE: Limit(replayed, 4 * upload_size),
+        Kind.VOID: Limit(config.rounds, 0),
+        Kind.SEALED: Limit(replayed + 2, envelope),  # of the set-up, of the rounds replayed, of the next one
+        Kind.DEAL_REQUEST: Limit(2, 0),
+        Kind.RECOVER: Limit(1, 4 * config.clients),
+        Kind.MASK_KEYS: Limit(1, MASK_ENTRY_BYTES * config.clients),
+    }
+
+
+def from_client(config: RunConfig, upload_size: int) -> Limits:
+    """What the server takes in a packet of a client's."""
+    return {
+        Kind.HELLO: Limit(1, DIGEST_BYTES + MASK_KEY_BYTES),
+        Kind.DEAL: Limit(2, config.clients * ENVELOPE_BYTES[config.sealing]),
+        Kind.UPLOAD: Limit(1, 4 * upload_size),
+        Kind.CORRECTION: Limit(1, 4 * upload_size),
+        Kind.COMPLAINT: Limit(1, 0),
+    }

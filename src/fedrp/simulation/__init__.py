@@ -1,0 +1,1 @@
+"""All parties on this machine."""

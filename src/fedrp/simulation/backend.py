@@ -1,0 +1,419 @@
+"""Where simulated clients live: in this process, or spread over worker processes.
+
+A `ClientHost` keeps the state of its clients and answers packets with packets. A `Worker` is a `ClientHost` in another
+process behind a pipe, which carries packets, scores and file names, never a client's state.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import pickle
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load as unpacked
+from safetensors.torch import save as packed
+
+from fedrp.algorithms.base import ClientState
+from fedrp.config import RunConfig, Speed
+from fedrp.crypto.roster import Member, Roster
+from fedrp.crypto.sealing import Identity, MaskKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.errors import ConfigError, DataError, FedRPError
+from fedrp.files import sha256_of, writing
+from fedrp.learning.evaluate import Correct, Score, score
+from fedrp.learning.models import ModelFactory, State, Vector
+from fedrp.learning.training import Examples, Loss
+from fedrp.projection import kernels
+from fedrp.protocol.aggregate import weighted_sum
+from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
+from fedrp.rng import RunSeed
+
+Packets = dict[int, bytes]
+
+_GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
+_GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
+
+
+@dataclass(frozen=True)
+class SimulatedEntropy:
+    """Secrets of a simulated client, derived from the public run seed so that a simulation repeats exactly.
+
+    They hide nothing from anyone who knows the seed. A deployment takes `fedrp.crypto.sealing.SiteEntropy` and no other.
+    """
+
+    seed: RunSeed
+    client: int
+
+    def secret(self, purpose: str, *indices: int) -> SecretKey:
+        """The same 32 bytes for the same seed, client and name."""
+        name = "|".join(["fedrp-simulation", str(self.seed.value), str(self.client), purpose, *map(str, indices)])
+        return SecretKey(hashlib.sha256(name.encode()).digest())
+
+    def noise(self, run: bytes, round_: int, packet: bytes) -> SecretKey:  # noqa: ARG002 - sealed keys differ each time
+        """The noise of a round, whatever was sent: packets hold envelopes, which no two runs have alike."""
+        return self.secret("noise", round_)
+
+
+def simulated_identity(seed: RunSeed, client: int) -> Identity:
+    """The identity of a simulated client."""
+    return Identity(SimulatedEntropy(seed, client).secret("identity"), f"client-{client}")
+
+
+def simulated_site(seed: RunSeed, client: int, data: Examples) -> Site:
+    """The premises of a simulated client."""
+    entropy = SimulatedEntropy(seed, client)
+    return Site(simulated_identity(seed, client), entropy, data, MaskKey(entropy.secret("mask")))
+
+
+def simulated_roster(seed: RunSeed, clients: int) -> Roster:
+    """The roster of a simulation, which every client has from the start."""
+    identities = [simulated_identity(seed, client) for client in range(clients)]
+    return Roster(tuple(Member(identity.name, identity.public) for identity in identities))
+
+
+class HostSetup(NamedTuple):
+    """All that a host is built from; sent once to a worker."""
+
+    config: RunConfig
+    speed: Speed
+    run: bytes
+    roster: Roster
+    factory: ModelFactory
+    loss: Loss
+    correct: Correct
+    groups: dict[int, list[int]]  # group number -> its clients
+    data: dict[int, Examples]
+    test: Examples
+
+
+class GroupSum(NamedTuple):
+    """The sum of the models of a group's clients, for the average of all models."""
+
+    group: int
+    total: Vector
+
+
+def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
+    """Clients that are trained together. Never depends on the number of workers: results must not, either."""
+    count = 2
+    while count < clients and (clients > count * _GROUP_CLIENTS or clients * parameters > count * _GROUP_FLOATS):
+        count *= 2
+    bounds = [clients * group // count for group in range(count + 1)]
+    pairs = [(first, last) for first, last in itertools.pairwise(bounds) if last > first]
+    return {group: list(range(first, last)) for group, (first, last) in enumerate(pairs)}
+
+
+class ClientHost:
+    """The clients of one process and their states."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        self._setup = setup
+        config, seed = setup.config, RunSeed(setup.config.seed)
+        memory = setup.speed.projection_memory * 2**20
+        device = torch.device(setup.speed.device)
+        self._bench = make_workbench(config, setup.run, setup.roster, setup.factory, setup.loss, device, memory)
+        self._silos = {client: Silo(client) for client in setup.data}
+        self._sites = {client: simulated_site(seed, client, data) for client, data in setup.data.items()}
+
+    def hello(self) -> Packets:
+        """Every client's first packet."""
+        return {client: hello(self._bench, client, site) for client, site in self._sites.items()}
+
+    def respond(self, packets: Packets) -> Packets:
+        """The clients' replies; their states move on."""
+        replies: Packets = {}
+        for members in self._setup.groups.values():
+            chosen = [client for client in members if client in packets]
+            if not chosen:
+                continue
+            silos, sites = [self._silos[c] for c in chosen], [self._sites[c] for c in chosen]
+            answers = respond(self._bench, silos, sites, [packets[c] for c in chosen])
+            for client, (silo, reply) in zip(chosen, answers, strict=True):
+                self._silos[client] = silo
+                replies[client] = reply
+        return replies
+
+    def score(self, packets: Packets) -> dict[int, Score]:
+        """Score the models that clients would end with if the run finished now, by these packets."""
+        bench, setup = self._bench, self._setup
+        return {c: score(bench.trainer, self._final(c, p).model, setup.test, setup.correct) for c, p in packets.items()}
+
+    def score_model(self, model: Vector) -> Score:
+        """Score a given model."""
+        return score(self._bench.trainer, model, self._setup.test, self._setup.correct)
+
+    def state(self, model: Vector) -> bytes:
+        """All of a given model, see `Trainer.state`; packed, as a tensor in a pipe would take a file descriptor."""
+        return packed(self._bench.trainer.state(model))
+
+    def sums(self, packets: Packets) -> list[GroupSum]:
+        """Sums of final models, per group."""
+        result = []
+        for group, members in self._setup.groups.items():
+            models = (self._final(client, packets[client]).model for client in members)
+            result.append(GroupSum(group, functools.reduce(np.add, models)))
+        return result
+
+    def final_models(self, packets: Packets) -> dict[int, Vector]:
+        """The clients' final models. For the simulation's result; a deployment has no such call."""
+        return {client: self._final(client, packet).model for client, packet in packets.items()}
+
+    def _final(self, client: int, packet: bytes) -> ClientState:
+        return finished(self._bench, self._silos[client], self._sites[client], packet)
+
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write the states of all clients. Equal arrays that are shared are written once. No opened key is in it.
+
+        Returns:
+            The SHA-256 sums of the files, by name.
+        """
+        sums = {}
+        for group, members in self._setup.groups.items():
+            arrays: dict[str, npt.NDArray[Any]] = {}
+            names: dict[int, str] = {}
+            records = []
+            for client in members:
+                silo = self._silos[client]
+                kept: dict[str, Sequence[npt.NDArray[Any]]] = {
+                    "state": silo.state or (),
+                    "last": () if silo.last is None else (silo.last,),
+                    "mask_keys": (silo.mask_keys,),
+                }
+                fields: dict[str, list[str]] = {field: [] for field in kept}
+                for field, array in ((f, array) for f, found in kept.items() for array in found):
+                    name = names.setdefault(id(array), str(len(names)))
+                    arrays[name] = np.ascontiguousarray(array)
+                    fields[field].append(name)
+                records.append({**silo.record(), **fields})
+            path = _group_file(folder, group)
+            with writing(path):  # here and not at the caller, who may be in another process
+                save_file(arrays, path, {"silos": json.dumps(records)})
+                sums[path.name] = sha256_of(path)
+        return sums
+
+    def load(self, folder: Path) -> None:
+        """Take up states written by `save`."""
+        for group in self._setup.groups:
+            path = _group_file(folder, group)
+            try:
+                arrays, metadata = load_file(path), _metadata(path)
+            except (OSError, SafetensorError) as error:
+                raise DataError(f"{path.name}: {error}") from None
+            for record in json.loads(metadata["silos"]):
+                state, last, mask_keys = ([arrays[n] for n in record[f]] for f in ("state", "last", "mask_keys"))
+                silo = Silo.of_record(
+                    record, ClientState(*state) if state else None, last[0] if last else None, mask_keys[0]
+                )
+                self._silos[silo.index] = silo
+
+    def peak_memory(self) -> float:
+        """Largest resident size of this process so far, in MB."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _group_file(folder: Path, group: int) -> Path:
+    return folder / f"clients-{group:04d}.safetensors"
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="numpy") as file:
+        return dict(file.metadata())
+
+
+class Worker:
+    """A `ClientHost` in a process of its own. Calls are sent with `send` and answered by `receive`."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, setup), daemon=True)
+        resource_tracker.ensure_running()  # starting it later would undo the next line
+        # Ctrl-C reaches all processes of a terminal; it is for the main one, which then ends the others.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        except (AttributeError, pickle.PicklingError, TypeError) as error:
+            raise ConfigError(
+                f"the task cannot be sent to worker processes ({error}): "
+                "define model, loss and data at the top level of a module, or use workers=1"
+            ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        other.close()
+
+    def send(self, method: str, *arguments: object) -> None:
+        """Ask for a method of the host."""
+        try:
+            self._pipe.send((method, arguments))
+        except (BrokenPipeError, ConnectionResetError):
+            raise FedRPError("a worker process ended unexpectedly (out of memory?)") from None
+
+    def receive(self) -> Any:
+        """The answer to the oldest call that is not yet answered."""
+        try:
+            good, value = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise FedRPError("a worker process ended unexpectedly (out of memory?)") from None
+        if not good:
+            raise value
+        return value
+
+    def stop(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(timeout=1)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+
+def _serve(pipe: Connection, setup: HostSetup) -> None:
+    """Answer calls until the other end goes away."""
+    set_threads(setup.speed)
+    host: ClientHost | None = None
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        try:
+            host = host or ClientHost(setup)
+            answer: tuple[bool, object] = (True, getattr(host, method)(*arguments))
+        except FedRPError as error:
+            answer = (False, error)
+        except Exception as error:  # whatever it is, the main process must hear of it
+            answer = (False, RuntimeError(f"{type(error).__name__} in a worker process\n{traceback.format_exc()}"))
+        try:
+            pipe.send(answer)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def set_threads(speed: Speed) -> None:
+    """Let this process compute with as many threads as configured."""
+    torch.set_num_threads(speed.threads)
+    kernels.set_threads(speed.threads)
+
+
+# (sent to clients, their replies) of one exchange, as it happens. What it changes in the replies, the server gets.
+Tap = Callable[[Packets, Packets], None]
+
+
+class Hosts:
+    """All clients of a simulation, wherever they live. Calls go to all workers at once; a tap sees what is carried."""
+
+    def __init__(self, setup: HostSetup, tap: Tap | None = None) -> None:
+        self._tap = tap or (lambda _sent, _replies: None)
+        count = min(setup.speed.workers, len(setup.groups))
+        self._owner: dict[int, int] = {}
+        shares = []
+        for worker in range(count):
+            groups = {g: members for g, members in setup.groups.items() if g % count == worker}
+            clients = [client for members in groups.values() for client in members]
+            self._owner.update(dict.fromkeys(clients, worker))
+            shares.append(setup._replace(groups=groups, data={c: setup.data[c] for c in clients}))
+        self._local = ClientHost(setup) if count == 1 else None
+        self._workers: list[Worker] = []
+        try:
+            for share in shares if count > 1 else ():
+                self._workers.append(Worker(share))
+        except BaseException:  # also Ctrl-C: those that have started must not stay
+            self.stop()
+            raise
+
+    def exchange(self, packets: Packets) -> Packets:
+        """Deliver packets to clients and return their replies. Only bytes pass, in both directions."""
+        require_bytes(packets)
+        replies = {c: r for part in self._each("respond", packets) for c, r in part.items()}
+        require_bytes(replies)
+        self._tap(packets, replies)
+        return dict(sorted(replies.items()))
+
+    def hello(self) -> Packets:
+        """Every client's first packet."""
+        packets = {c: p for part in self._all("hello") for c, p in part.items()}
+        require_bytes(packets)
+        self._tap({}, packets)
+        return packets
+
+    def score(self, packets: Packets) -> dict[int, Score]:
+        """Scores of clients' models, see `ClientHost.score`."""
+        scores = {c: s for part in self._each("score", packets) for c, s in part.items()}
+        return dict(sorted(scores.items()))  # a mean over them must not depend on who answered first
+
+    def average(self, packets: Packets) -> Vector:
+        """The average of all clients' final models; the same whatever the number of workers."""
+        parts = [part for parts in self._each("sums", packets) for part in parts]
+        sums = sorted(parts, key=lambda part: part.group)
+        return weighted_sum([part.total for part in sums], [1 / len(packets)] * len(sums))
+
+    def score_model(self, model: Vector) -> Score:
+        """Score a given model."""
+        return self._any("score_model", model)  # type: ignore[no-any-return]
+
+    def state(self, model: Vector) -> State:
+        """All of a given model, also what is not trained: the same in every process, as the run seed gives it."""
+        return unpacked(self._any("state", model))
+
+    def final_models(self, packets: Packets) -> dict[int, Vector]:
+        """Clients' final models."""
+        return {c: m for part in self._each("final_models", packets) for c, m in part.items()}
+
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write all clients' states into a folder; returns the SHA-256 sums of the files, by name."""
+        return {name: digest for part in self._all("save", folder) for name, digest in part.items()}
+
+    def load(self, folder: Path) -> None:
+        """Read all clients' states from a folder."""
+        self._all("load", folder)
+
+    def peak_memory(self) -> float:
+        """Sum of the largest resident sizes of all processes of this run, in MB."""
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return own + sum(self._all("peak_memory")) if self._workers else own
+
+    def stop(self) -> None:
+        """End the worker processes."""
+        for worker in self._workers:
+            worker.stop()
+
+    def _any(self, method: str, *arguments: object) -> Any:
+        if self._local:
+            return getattr(self._local, method)(*arguments)
+        self._workers[0].send(method, *arguments)
+        return self._workers[0].receive()
+
+    def _all(self, method: str, *arguments: object) -> list[Any]:
+        if self._local:
+            return [getattr(self._local, method)(*arguments)]
+        for worker in self._workers:
+            worker.send(method, *arguments)
+        return [worker.receive() for worker in self._workers]
+
+    def _each(self, method: str, packets: Packets) -> list[Any]:
+        if self._local:
+            return [getattr(self._local, method)(packets)]
+        for number, worker in enumerate(self._workers):
+            worker.send(method, {c: p for c, p in packets.items() if self._owner[c] == number})
+        return [worker.receive() for worker in self._workers]
+
+
+def require_bytes(packets: Packets) -> None:
+    """The rule of the house: nothing but encoded bytes passes between the two sides."""
+    for client, packet in packets.items():
+        if type(packet) is not bytes:
+            raise TypeError(f"client {client}: a {type(packet).__name__} tried to cross the wire, only bytes may")

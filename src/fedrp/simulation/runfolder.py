@@ -1,0 +1,314 @@
+"""The folder of a run: what is written while it goes on, so that a kill at any moment loses at most one round.
+
+A checkpoint is a folder that appears by a rename, complete or not at all, with the SHA-256 sums of what belongs to it.
+What the server keeps of completed rounds is beside it, a file per round, written once (see `fedrp.storage.server`).
+Metrics of a round are written before its checkpoint; on resuming, lines beyond the checkpoint are dropped.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from fedrp.config import RunConfig, to_json
+from fedrp.errors import ConfigError, DataError, SiteError
+from fedrp.files import beginning, locked, sha256_of, writing
+from fedrp.learning.models import Layout
+from fedrp.learning.training import Examples
+from fedrp.protocol.server import Coordinator
+from fedrp.simulation.backend import Hosts
+from fedrp.simulation.result import RoundRecord, RunResult
+from fedrp.storage.server import HEAD_FILE, ROUNDS_FOLDER, forget_rounds, load_server, packed_head, packed_rounds
+
+CONFIG_FILE = "config.json"
+COMPARISON_FILE = "compare.json"
+_TASK_FILE = "task.json"
+_RESULT_FILE = "result.json"
+_MODEL_FILE = "model.safetensors"
+_SUMS_FILE = "sums.json"
+_PREFIX = "round-"
+
+
+class Fingerprint(NamedTuple):
+    """What a run was started with that its config only has a name for, as SHA-256 sums in hex."""
+
+    data: str  # of all clients, and the test set
+    model: str  # names and shapes of its parameters
+
+    @classmethod
+    def of(cls, clients: Iterable[Examples], test: Examples, layout: Layout) -> "Fingerprint":
+        """Read every example once."""
+        data = hashlib.sha256()
+        for tensor in (tensor for part in (*clients, test) for tensor in part):
+            data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            data.update(tensor.detach().cpu().contiguous().numpy().data)
+        names = json.dumps([(name, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)])
+        return cls(data.hexdigest(), hashlib.sha256(names.encode()).hexdigest())
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    server: Coordinator
+    records: list[RoundRecord]
+    seconds: float  # that it took, in all sittings together
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run folder, and what to do with them."""
+
+    root: Path
+
+    @classmethod
+    @contextmanager
+    def open(cls, root: Path, config: RunConfig, task: Fingerprint, resume: bool) -> Iterator["RunFolder"]:
+        """Start a new run folder, or take up one with the same config, data and model; keep other processes away.
+
+        Raises:
+            ConfigError: the folder holds a run and `resume` was not asked for, or that run had another config,
+                other data or another model.
+            SiteError: the disk is full, or another process is working in the folder.
+        """
+        with beginning(root):
+            root.mkdir(parents=True, exist_ok=True)
+        with locked(root / "lock", patience=1.0, required=False):
+            yield cls(root)._begun(config, task, resume)
+
+    def _begun(self, config: RunConfig, task: Fingerprint, resume: bool) -> "RunFolder":
+        root = self.root
+        if self._config_file.exists():
+            if not resume:
+                raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
+            _require_same(root, _read_json(self._config_file, _way_out(root)), json.loads(to_json(config)))
+            self._require_task(task)
+        else:  # the config last: a folder that has one holds a run
+            _begin(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
+            _begin(root, CONFIG_FILE, to_json(config))
+        if self.checkpoint() is None:  # killed in the first round: it begins anew
+            if _finished(root):
+                raise DataError(f"{root} has lost its checkpoint: {_way_out(root)}")
+            with writing(root):
+                self._metrics_file.unlink(missing_ok=True)
+        return self
+
+    def _require_task(self, task: Fingerprint) -> None:
+        known = _read_json(self.root / _TASK_FILE, _way_out(self.root))
+        if known.get("model") != task.model:
+            raise ConfigError(
+                f"{self.root} was started with another model: resume with that one, or give another --out"
+            )
+        if known.get("data") != task.data:
+            raise ConfigError(f"{self.root} was started with other data: resume with the same, or give another --out")
+
+    def checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, sound or not."""
+        return next(iter(self._complete()), None)
+
+    def _complete(self) -> list[Path]:
+        """All checkpoints that were written to their end, the newest first."""
+        found = (path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
+        return sorted(found, reverse=True)
+
+    def save(self, server: Coordinator, hosts: Hosts, record: RoundRecord, seconds: float) -> None:
+        """Write a round: its metrics, then its checkpoint; then remove older checkpoints. `seconds`: of all rounds.
+
+        Raises:
+            SiteError: the disk is full, or the folder not writable any more. The last checkpoint is still there.
+        """
+        with writing(self.root):
+            with self._metrics_file.open("a") as lines:
+                lines.write(json.dumps(record.as_json()) + "\n")
+            self._rounds.mkdir(exist_ok=True)
+            for name, data in packed_rounds(server, server.round - 1):
+                _write_atomically(self._rounds / name, data)
+            target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
+            partial = target.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            sums = hosts.save(partial)
+            (partial / HEAD_FILE).write_bytes(packed_head(server))
+            sums[HEAD_FILE] = sha256_of(partial / HEAD_FILE)
+            metrics = sha256_of(self._metrics_file)
+            told = {"seconds": seconds, "metrics": metrics, "files": sums}
+            (partial / _SUMS_FILE).write_text(json.dumps(told, indent=2))
+            shutil.rmtree(target, ignore_errors=True)  # one that was damaged, and is made again
+            partial.rename(target)
+            for old in self._checkpoints.glob(f"{_PREFIX}*"):
+                if old != target:
+                    shutil.rmtree(old)
+            forget_rounds(server, self._rounds)
+
+    def load(self, server: Coordinator, hosts: Hosts) -> Progress:
+        """Server and clients as of the newest sound checkpoint, and the records up to it."""
+        checkpoint = self._sound_checkpoint()
+        try:
+            server = load_server(server, checkpoint, self._rounds)
+            hosts.load(checkpoint)
+            lines = self._lines(server.round)
+            records = [RoundRecord.from_json(json.loads(line)) for line in lines]
+            seconds = float(json.loads((checkpoint / _SUMS_FILE).read_text())["seconds"])
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError, SiteError) as error:
+            raise self._unreadable(checkpoint, str(error)) from None
+        with writing(self.root):
+            _write_atomically(self._metrics_file, "".join(lines).encode())
+        return Progress(server, records, seconds)
+
+    def _sound_checkpoint(self) -> Path:
+        """The newest one whose sums are right."""
+        flaws = []
+        for checkpoint in self._complete():
+            flaw = self._flaw(checkpoint)
+            if flaw is None:
+                return checkpoint
+            flaws.append((checkpoint, flaw))
+        if not flaws:
+            raise DataError(f"{self.root} holds no complete checkpoint")
+        raise self._unreadable(*flaws[0])
+
+    def _flaw(self, checkpoint: Path) -> str | None:
+        try:
+            sums = json.loads((checkpoint / _SUMS_FILE).read_text())
+            for name, digest in sums["files"].items():
+                if sha256_of(checkpoint / name) != digest:
+                    return f"{name} is damaged"
+            metrics = "".join(self._lines(int(checkpoint.name.removeprefix(_PREFIX))))
+            if hashlib.sha256(metrics.encode()).hexdigest() != sums["metrics"]:
+                return f"{self._metrics_file.name} is damaged"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError) as error:
+            return str(error)
+        return None
+
+    def _lines(self, rounds: int) -> list[str]:
+        """The metrics of the first rounds, a line each."""
+        lines = self._metrics_file.read_text().splitlines(keepends=True)
+        if len(lines) < rounds:
+            raise DataError(f"{self._metrics_file.name} has {len(lines)} lines")
+        return lines[:rounds]
+
+    def _unreadable(self, checkpoint: Path, reason: str) -> DataError:
+        return DataError(f"the checkpoint {checkpoint} cannot be read ({reason}): {_way_out(self.root)}")
+
+    def finish(self, result: RunResult) -> None:
+        """Write the result and the delivered model, as its module's `state_dict` names it."""
+        model = self.root / _MODEL_FILE
+        with writing(self.root):
+            partial = _partial(model)
+            save_file(result.state, partial)
+            os.replace(partial, model)
+            _write_atomically(self.root / _RESULT_FILE, json.dumps(result.as_json(), indent=2).encode())
+
+    @property
+    def _config_file(self) -> Path:
+        return self.root / CONFIG_FILE
+
+    @property
+    def _metrics_file(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def _rounds(self) -> Path:
+        return self.root / ROUNDS_FOLDER
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.root / "checkpoint"
+
+
+def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and for the rest the settings of the run in `root`.
+
+    Raises:
+        ConfigError: there is no run, or it was started with other settings than were given.
+    """
+    if not (root / CONFIG_FILE).exists():
+        raise ConfigError(f"{root} holds no run to go on with: correct --out, or leave out --resume to start one")
+    known = _read_json(root / CONFIG_FILE, _way_out(root))
+    if "dp_epsilon" in given:  # what is kept is the noise that follows from it: it is found again, then compared
+        known = {name: value for name, value in known.items() if name not in ("dp_epsilon", "noise_multiplier")}
+    _require_same(root, known, {name: value for name, value in given.items() if name in known})
+    return {**known, **given}
+
+
+# --- several runs, compared ----------------------------------------------------------------------------------------
+
+
+def begin_comparison(root: Path, algorithms: Sequence[str], shared: RunConfig, resume: bool) -> None:
+    """Keep what a comparison was asked for, so that it can be resumed without asking again.
+
+    Raises:
+        ConfigError: there is one already, or a run of one of its algorithms, and `resume` was not asked for.
+    """
+    kept = [root / COMPARISON_FILE, *(root / name / CONFIG_FILE for name in algorithms)]
+    if not resume and any(path.exists() for path in kept):
+        raise ConfigError(f"{root} already holds a comparison: add --resume to go on with it, or give another --out")
+    settings = {"algorithms": ",".join(algorithms), **dataclasses.asdict(shared)}
+    _begin(root, COMPARISON_FILE, json.dumps(settings, indent=2))
+
+
+def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and for the rest the settings of the comparison in `root`. Algorithms may be added to it.
+
+    Raises:
+        ConfigError: there is none, or it was started with other settings than were given.
+    """
+    if not (root / COMPARISON_FILE).exists():
+        if any(root.glob(f"*/{CONFIG_FILE}")):  # of an earlier version, which kept those of the runs only
+            return dict(given)
+        raise ConfigError(f"{root} holds no comparison to go on with: correct --out, or leave out --resume")
+    known = _read_json(root / COMPARISON_FILE, "remove it and give all options again")
+    _require_same(root, known, {name: given[name] for name in given if name in known and name != "algorithms"})
+    return {**known, **given}
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def _begin(root: Path, name: str, text: str) -> None:
+    """Make a folder with the file that says what it is."""
+    with beginning(root):
+        root.mkdir(parents=True, exist_ok=True)
+        _write_atomically(root / name, text.encode())
+
+
+def _require_same(root: Path, known: Mapping[str, object], asked: Mapping[str, object]) -> None:
+    for name, value in asked.items():
+        if known.get(name) != value:
+            raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
+
+
+def _finished(root: Path) -> bool:
+    return (root / _RESULT_FILE).exists() and (root / _MODEL_FILE).exists()
+
+
+def _way_out(root: Path) -> str:
+    """What to do about a run that cannot be gone on with."""
+    if _finished(root):
+        return f"start again with another --out; {_MODEL_FILE} and {_RESULT_FILE} there are complete"
+    return f"remove {root} and start again"
+
+
+def _read_json(path: Path, way_out: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): {way_out}") from None
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    partial = _partial(path)
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")

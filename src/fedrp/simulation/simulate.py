@@ -1,0 +1,350 @@
+"""The simulator: real rounds on one machine. It carries bytes between the two halves, measures, and keeps a run folder.
+
+A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoint/` (the last complete round),
+`result.json` and `model.safetensors` (the delivered model); and `lock`, held while a run goes on.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fedrp.algorithms import ALGORITHMS, require_used
+from fedrp.algorithms.given_start import require_hidden_start
+from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.config import RunConfig, Speed
+from fedrp.crypto.secure_aggregation import MIN_SUMMED
+from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
+from fedrp.learning.evaluate import Evaluation
+from fedrp.learning.models import MODELS, Layout, built, layout_of
+from fedrp.learning.preflight import rehearse
+from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.privacy.guarantee import Guarantee
+from fedrp.privacy.ledger import delta_warnings, statements
+from fedrp.projection import kernels
+from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
+from fedrp.protocol.aggregate import least_uploads
+from fedrp.protocol.server import Coordinator, Packets, Reply
+from fedrp.rng import RunSeed
+from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
+from fedrp.simulation.result import RoundRecord, RunResult, Traffic
+from fedrp.simulation.runfolder import Fingerprint, RunFolder
+
+_log = logging.getLogger(__name__)
+
+OnRound = Callable[[RoundRecord], None]
+
+_DEFAULT_LR = 0.1  # for models that are not in the table
+_DIVERGED = 100.0  # times the loss of an untrained model (plus 1)
+_ATTEMPTS = 5  # at a round that misses its quorum
+
+
+def simulate(
+    config: RunConfig,
+    task: Task,
+    speed: Speed | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    tap: Tap | None = None,
+) -> RunResult:
+    """Train a task with the configured algorithm and return what came of it. `tap` is on the wire, see `Tap`.
+
+    Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
+    not the run was killed and resumed in between.
+    """
+    speed = speed or Speed()
+    if resume and out is None:
+        raise ConfigError("resume=True needs out, the folder of the run to go on with")
+    require_device(speed.device)
+    began = time.monotonic()
+    layout = layout_of(built(task.model))
+    setup = _setup(config, task, speed, layout.size)
+    untrained = rehearse(
+        task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
+    )
+    upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
+    server = server_side.new_coordinator(setup.config, setup.run, upload_size)
+    privacy = statements(server.algorithm.releases(setup.config), setup.config.dp_delta)
+    records: list[RoundRecord] = []
+    traffic = Traffic()
+    earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
+    with _opened(out, setup, layout, resume) as folder, _computing(setup, tap) as hosts:
+        if folder and folder.checkpoint():
+            server, records, earlier = folder.load(server, hosts)
+            seconds = earlier
+        else:
+            server, traffic = _set_up(server, hosts)
+        while server.round < setup.config.rounds:
+            server, record = _round(server, hosts, traffic)
+            _look_for_divergence(setup.config, record, untrained)
+            traffic = Traffic()  # the set-up's is counted with the first round
+            records.append(record)
+            seconds = earlier + time.monotonic() - began
+            if folder:
+                folder.save(server, hosts, record, seconds)
+            if on_round:
+                on_round(record)
+        result = _finish(server, hosts, setup, records, layout.size, privacy, seconds)
+        if folder:
+            folder.finish(result)
+    return result
+
+
+def resolved(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
+    config = with_learning_rate(config)
+    if config.trimmed_share:
+        _require_trimmable(config)
+    if config.secure_aggregation:
+        _require_summable(config)
+    return ALGORITHMS[config.algorithm].resolve(config, parameters)
+
+
+def with_learning_rate(config: RunConfig) -> RunConfig:
+    """The config with the learning rate of its model and algorithm, if none is given; refuses settings not used."""
+    require_used(config)
+    if config.lr is not None:
+        return config
+    lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
+    return dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
+
+
+def _require_summable(config: RunConfig) -> None:
+    count = config.clients if config.sampling == "poisson" else config.expected_participants
+    if count < MIN_SUMMED:
+        raise ConfigError(
+            f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
+            "each finds the other's vector in the average"
+        )
+    if ALGORITHMS[config.algorithm].memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
+        raise ConfigError(
+            f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
+            "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
+        )
+
+
+def _require_trimmable(config: RunConfig) -> None:
+    """Refuse a median or trimmed mean where the server lacks the numbers for it, or a promise rests on sums."""
+    given = f"aggregation={config.aggregation}"
+    if config.secure_aggregation:
+        raise ConfigError(
+            f"{given} needs the single uploads, which secure aggregation hides from the server: leave it out, or use "
+            "--no-secure-aggregation (secure-aggregation = false in a Flower run config, where masks are the default)"
+        )
+    if config.private:
+        raise ConfigError(
+            f"{given} does not go with noise, which is calibrated to how far one client moves a sum: leave out one "
+            "of them"
+        )
+    if config.weighting != "uniform":
+        raise ConfigError(
+            f"{given} counts every client once, as each states its own number of examples: leave it out, "
+            "or use --weighting uniform"
+        )
+    count = config.clients if config.sampling == "poisson" else config.expected_participants
+    least = least_uploads(config.trimmed_share)
+    if count < least:
+        raise ConfigError(
+            f"{given} cuts nothing off {count} uploads a round, {least} are needed: use a larger fraction or more "
+            "clients, or leave it out"
+        )
+
+
+def require_device(name: str) -> None:
+    """Refuse a device that torch does not have here."""
+    try:
+        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
+        raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
+
+
+def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
+    config = dataclasses.replace(config, dataset=task.dataset, model=task.model_name)
+    config = resolved(with_norm_floor(config, task.model), parameters)
+    require_hidden_start(config, task.model, parameters)
+    data = dict(enumerate(split_among_clients(task, config)))
+    run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
+    groups = grouped(config.clients, parameters)
+    roster = simulated_roster(RunSeed(config.seed), config.clients)
+    test = examples(task.test, "the test set")
+    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, test)
+
+
+@contextmanager
+def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bool) -> Iterator[RunFolder | None]:
+    """The run folder, if one is asked for."""
+    if out is None:
+        yield None
+        return
+    task = Fingerprint.of(setup.data.values(), setup.test, layout)
+    with RunFolder.open(Path(out), setup.config, task, resume) as folder:
+        yield folder
+
+
+@contextmanager
+def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
+    """The clients at work; after that, this process has as many threads as before."""
+    with contextlib.ExitStack() as afterwards:
+        afterwards.callback(torch.set_num_threads, torch.get_num_threads())
+        afterwards.callback(kernels.set_threads, kernels.get_threads())
+        set_threads(setup.speed)
+        hosts = Hosts(setup, tap)
+        afterwards.callback(hosts.stop)
+        yield hosts
+
+
+def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
+    """Have the clients say hello, where something depends on it, and deal the first round keys."""
+    config = server.config
+    if not (server.algorithm.secret or config.secure_aggregation or config.weighting == "samples"):
+        return server, Traffic()
+    hellos = hosts.hello()
+    server, keys = _keys(server_side.welcome(server, server_side.read(server, hellos)), hosts)
+    return server, Traffic.of({}, hellos).plus(keys)
+
+
+def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
+    began = time.monotonic()
+    received: dict[int, Reply] = {}
+    for attempt in range(_ATTEMPTS):
+        server, packets = server_side.open_round(server, seeded_coins(server))
+        asked = len(packets)
+        waiting = server_side.outstanding(server, received)
+        sent, lost = _dropouts(server, attempt, {c: packet for c, packet in packets.items() if c in waiting})
+        replies = {client: reply for client, reply in hosts.exchange(sent).items() if client not in lost}
+        received |= server_side.read(server, replies)
+        traffic = traffic.plus(Traffic.of(sent, replies))
+        try:
+            server, requests = server_side.recover(server, received)
+            corrections = hosts.exchange(requests) if requests else {}
+            traffic = traffic.plus(Traffic.of(requests, corrections))
+            server, report = server_side.close_round(server, received, server_side.read(server, corrections))
+            break
+        except QuorumError as error:
+            if attempt == _ATTEMPTS - 1:
+                raise QuorumError(f"{error}; asked {_ATTEMPTS} times: lower --dropout or --quorum") from None
+    if report.void:
+        _log.warning("round %d was given up: %s", server.round, report.void)
+    server, extra = _keys(server, hosts)
+    trained = time.monotonic()
+    evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
+    record = RoundRecord(
+        round=server.round,
+        participants=len(report.participants),
+        evaluation=evaluation,
+        dropped=asked - len(report.participants),
+        traffic=traffic.plus(extra),
+        seconds=trained - began,
+        evaluation_seconds=time.monotonic() - trained,
+        consensus_bound=report.consensus_bound,
+    )
+    return server, record
+
+
+def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: float) -> None:
+    """Compare the loss after a round with that of an untrained model: within a round each client looks for itself.
+
+    With noise a bad model may be all that can be had, so only one that is none is refused (it is made of noised sums,
+    so this tells nothing more). With a ball a stop would tell of a client's data: it is only logged.
+    """
+    loss = record.evaluation.delivered.loss
+    if math.isfinite(loss) and loss <= _DIVERGED * (1 + abs(untrained)):
+        return
+    text = (
+        f"training diverged: the test loss after round {record.round} is {loss:.3g}, "
+        f"of an untrained model about {untrained:.3g} (lr={config.lr}): lower --lr"
+    )
+    if config.private:
+        text += ", --clip or the noise"
+    if config.ball is None and not (config.private and math.isfinite(loss)):
+        raise DivergenceError(text)
+    _log.warning("%s (the run goes on)", text)
+
+
+def seeded_coins(server: Coordinator) -> server_side.Coins:
+    """What chooses participants; here it must be the same in every run with this seed."""
+    return RunSeed(server.config.seed).generator("participants", server.round + 1).random(server.config.clients)
+
+
+def _dropouts(server: Coordinator, attempt: int, packets: Packets) -> tuple[Packets, set[int]]:
+    """The packets that arrive, and the clients whose reply is lost: half drop out before they train, half after."""
+    rng = RunSeed(server.config.seed).generator("dropout", server.round + 1, attempt)
+    draws = dict(zip(packets, rng.random(len(packets)), strict=True))
+    never = {client for client in packets if draws[client] < server.config.dropout / 2}
+    late = {client for client in packets if draws[client] < server.config.dropout} - never
+    return {client: packet for client, packet in packets.items() if client not in never}, late
+
+
+def _keys(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
+    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out."""
+    traffic = Traffic()
+    for attempt in range(server.config.clients):
+        packets = server_side.request_key(server, attempt)
+        if not packets:
+            break
+        with contextlib.suppress(ProtocolError):  # it deals no more, or nothing of use: the next one is asked
+            replies = hosts.exchange(packets)
+            traffic = traffic.plus(Traffic.of(packets, replies))
+            server = server_side.take_keys(server, server_side.read(server, replies))
+    return server, traffic
+
+
+def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation:
+    """Score the models of the last completed round: what would be delivered if the run ended now."""
+    everyone = tuple(range(server.config.clients))
+    chosen = delivering_client(server.config)
+    if server.algorithm.delivers == "consensus":
+        delivered = hosts.score(server_side.finish(server, (chosen,)))[chosen]
+        same = delivered.accuracy
+        return Evaluation(delivered, delivered, same, same, same)
+    packets: Packets = server_side.finish(server, everyone)
+    scores = hosts.score(packets if all_clients else {chosen: packets[chosen]})
+    average = hosts.score_model(hosts.average(packets))
+    if not all_clients:
+        return Evaluation(scores[chosen], average)
+    accuracies = [score.accuracy for score in scores.values()]
+    mean = sum(accuracies) / len(accuracies)
+    return Evaluation(scores[chosen], average, mean, min(accuracies), max(accuracies))
+
+
+def delivering_client(config: RunConfig) -> int:
+    """The client whose model is delivered where every client keeps its own: drawn at random, once per run."""
+    return int(RunSeed(config.seed).generator("delivered").integers(config.clients))
+
+
+def _finish(
+    server: Coordinator,
+    hosts: Hosts,
+    setup: HostSetup,
+    rounds: list[RoundRecord],
+    parameters: int,
+    privacy: tuple[Guarantee, ...],
+    seconds: float,
+) -> RunResult:
+    packets = server_side.finish(server, tuple(range(server.config.clients)))
+    chosen = delivering_client(server.config)
+    model = hosts.final_models({chosen: packets[chosen]})[chosen]
+    records = sum(len(data.y) for data in setup.data.values())
+    return RunResult(
+        config=setup.config,
+        parameters=parameters,
+        secret=server.algorithm.secret,
+        records=tuple(rounds),
+        last_traffic=Traffic.of(packets, {}),
+        privacy=privacy,
+        warnings=delta_warnings(privacy, setup.config.clients, records),
+        model=model,
+        seconds=seconds,
+        images_per_round=records * setup.config.local_epochs * setup.config.participation,
+        peak_rss_mb=hosts.peak_memory(),
+        state=hosts.state(model),
+    )
