@@ -30,10 +30,10 @@ from fedrp import RunConfig, simulate
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.task import Task, named_task
 from fedrp.protocol import wire
-from fedrp.protocol.aggregate import Vector
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Packets, Tap
+from fedrp.simulation.backend import Tap
 from fedrp.simulation.result import RoundRecord
+from fedrp.types import Packets, Vector
 
 HONEST = "honest"
 HOSTILE_SHARE = 0.1

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedrp.algorithms import ALGORITHMS
-from fedrp.crypto import secure_aggregation
+from fedrp.compression import grid
+from fedrp.compression.grid import HEADROOM
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import (
     ENVELOPE_BYTES,
@@ -24,7 +25,7 @@ from fedrp.crypto.sealing import (
     split,
 )
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import HEADROOM, Call
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import FedRPError, ProtocolError, WireError
 from fedrp.learning.models import public_initial
 from fedrp.protocol import server as server_side
@@ -55,7 +56,7 @@ def decoded(run: Federation, replies: dict[int, bytes]) -> np.ndarray:
     """What the sum of masked uploads says, if their masks cancel."""
     total = np.sum([words(reply) for reply in replies.values()], axis=0, dtype=np.uint32)
     call = Call(tuple(replies), (1,) * len(replies))
-    return total.view(np.int32) * secure_aggregation.finest(64.0, call, HEADROOM).step
+    return total.view(np.int32) * grid.finest(64.0, call, HEADROOM).step
 
 
 def call_of(run: Federation, round_: int) -> Message:

@@ -12,13 +12,14 @@ from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.base import ClientState, Local, Participant
 from fedrp.algorithms.client_dp import privatised
 from fedrp.algorithms.subspace import fingerprint
+from fedrp.compression import grid
+from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import RunConfig
-from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import HEADROOM, Call, Scale, finest
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError
 from fedrp.learning.models import drawn_initial, initial_laws
 from fedrp.projection.families import FAMILIES, projection_tag
@@ -136,18 +137,18 @@ def test_masked_uploads_their_sum_and_a_recovery(case):
     assert scale == Scale(float.fromhex(case["bound"]), float.fromhex(case["step"]))
     maskers, uploads = maskers_of(case), []
     for client, masker in enumerate(maskers):
-        words, _ = secure_aggregation.encode(floats(case["vectors"][client]), scale, call.weights[client])
+        words, _ = grid.encode(floats(case["vectors"][client]), scale, call.weights[client])
         assert words.tolist() == case["encoded"][client]
         uploads.append(masker.masked(words))
         assert uploads[-1].tolist() == case["uploads"][client]
-    whole = secure_aggregation.decode(np.sum(uploads, axis=0, dtype=np.uint32), sum(call.weights), scale.step)
+    whole = grid.decode(np.sum(uploads, axis=0, dtype=np.uint32), sum(call.weights), scale.step)
     assert np.array_equal(whole, floats(case["mean"], np.float32))
     rest = np.zeros(5, np.uint32)
     for client in (0, 3):
         correction = maskers[client].correction(tuple(case["left_out"]), 5)
         assert correction.tolist() == case["corrections"][str(client)]
         rest += uploads[client] - correction
-    kept = secure_aggregation.decode(rest, call.weight_of((0, 3)), scale.step)
+    kept = grid.decode(rest, call.weight_of((0, 3)), scale.step)
     assert np.array_equal(kept, floats(case["mean_of_the_rest"], np.float32))
 
 

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 from fedrp import RunConfig, simulate
 from fedrp.algorithms import ALGORITHMS, for_each
+from fedrp.algorithms.cohort import least_uploads
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.flower.settings import run_settings
 from fedrp.protocol import wire
-from fedrp.protocol.aggregate import cut_at_each_end, least_uploads, trimmed_mean
+from fedrp.protocol.aggregate import cut_at_each_end, trimmed_mean
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.backend import Packets, Tap
+from fedrp.simulation.backend import Tap
 from fedrp.simulation.simulate import resolved
+from fedrp.types import Packets
 from helpers import ROOT, Federation, tiny_config, tiny_task
 
 OFFERED = [name for name, algorithm in ALGORITHMS.items() if "aggregation" in algorithm.settings]

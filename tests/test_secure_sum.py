@@ -14,11 +14,12 @@ from scipy.stats import chisquare
 
 from fedrp import Task, simulate
 from fedrp.algorithms import ALGORITHMS
-from fedrp.crypto import secure_aggregation
+from fedrp.compression import grid
+from fedrp.compression.grid import Scale
 from fedrp.crypto.masks import Masker
 from fedrp.crypto.sealing import ENVELOPE_BYTES, split
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call, Scale
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.privacy.events import Adversary
 from fedrp.protocol import server as server_side
@@ -69,13 +70,13 @@ def test_the_mean_is_exact_up_to_the_stated_error_and_never_wraps(
     vectors: np.ndarray, weights: list[int], bound: float
 ) -> None:
     call = Call(tuple(range(5)), tuple(weights))
-    scale = secure_aggregation.finest(bound, call)
+    scale = grid.finest(bound, call)
     step = scale.step
-    encoded = [secure_aggregation.encode(v, scale, w) for v, w in zip(vectors, weights, strict=True)]
+    encoded = [grid.encode(v, scale, w) for v, w in zip(vectors, weights, strict=True)]
     total = np.zeros(3, np.uint32)
     for part, _ in encoded:
         total += part
-    mean = secure_aggregation.decode(total, sum(weights), step)
+    mean = grid.decode(total, sum(weights), step)
     true = np.average(np.clip(vectors.astype(np.float64), -bound, bound), axis=0, weights=weights)
     assert np.abs(mean - true).max() <= 5 * step / (2 * sum(weights)) + 2e-7 * bound
     assert sum(cut for _, cut in encoded) == (np.abs(vectors.astype(np.float64)) > bound).sum()
@@ -85,23 +86,20 @@ def test_the_mean_is_exact_up_to_the_stated_error_and_never_wraps(
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_sum_does_not_overflow(clients: int, sign: int) -> None:
     call = Call(tuple(range(clients)), (7,) * clients)
-    scale = secure_aggregation.finest(64.0, call)
-    one, _ = secure_aggregation.encode(np.full(4, sign * 64, np.float32), scale, 7)
+    scale = grid.finest(64.0, call)
+    one, _ = grid.encode(np.full(4, sign * 64, np.float32), scale, 7)
     total = np.sum([one] * clients, axis=0, dtype=np.uint32)
-    np.testing.assert_allclose(secure_aggregation.decode(total, 7 * clients, scale.step), sign * 64, rtol=1e-6)
+    np.testing.assert_allclose(grid.decode(total, 7 * clients, scale.step), sign * 64, rtol=1e-6)
 
 
 def test_the_stated_error_of_a_hundred_clients() -> None:
-    assert (
-        secure_aggregation.finest(64.0, Call(tuple(range(100)), (1,) * 100), secure_aggregation.HEADROOM).step / 2
-        < 2.4e-5
-    )
+    assert grid.finest(64.0, Call(tuple(range(100)), (1,) * 100), grid.HEADROOM).step / 2 < 2.4e-5
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(WireError, match="not finite"):
-        secure_aggregation.encode(np.array([1, bad], np.float32), Scale(64.0, 1e-6), 1)
+        grid.encode(np.array([1, bad], np.float32), Scale(64.0, 1e-6), 1)
 
 
 # --- masks -----------------------------------------------------------------------------------------------------------
@@ -233,9 +231,9 @@ def test_no_plain_vector_reaches_the_server(name: str) -> None:
     masked.deliver(masked.open())
     seen = all_windows(masked.received)
     assert not any(windows(vector) & seen for vector in vectors)
-    scale = secure_aggregation.finest(64.0, Call((0, 1, 2, 3), (1, 1, 1, 1)))
+    scale = grid.finest(64.0, Call((0, 1, 2, 3), (1, 1, 1, 1)))
     for vector in vectors:
-        encoded, _ = secure_aggregation.encode(np.frombuffer(vector, np.float32), scale, 1)
+        encoded, _ = grid.encode(np.frombuffer(vector, np.float32), scale, 1)
         assert not {part for part in windows(encoded.tobytes()) if any(part)} & seen
 
 
@@ -385,9 +383,9 @@ def test_a_client_that_is_told_to_rebuild_remembers_the_rules() -> None:
 
 def vectors_of(run: Federation, plain: Federation) -> dict[int, np.ndarray]:
     """What the clients would send unmasked, in grid steps."""
-    scale = secure_aggregation.finest(64.0, Call(tuple(run.silos), (1,) * len(run.silos)), secure_aggregation.HEADROOM)
+    scale = grid.finest(64.0, Call(tuple(run.silos), (1,) * len(run.silos)), grid.HEADROOM)
     replies = plain.deliver(plain.open())
-    return {c: secure_aggregation.encode(wire.decode(r)[0].payload, scale, 1)[0] for c, r in replies.items()}
+    return {c: grid.encode(wire.decode(r)[0].payload, scale, 1)[0] for c, r in replies.items()}
 
 
 def near(found: np.ndarray, true: np.ndarray) -> bool:

@@ -10,18 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import RunConfig
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import HEADROOM, Call, Scale, finest
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.learning.training import Objective, Stack
 from fedrp.privacy.ledger import Release
 from fedrp.projection.families import Projection
-from fedrp.protocol.wire import NO_FINGERPRINT
-
-Vector = npt.NDArray[np.float32]
-Precise = npt.NDArray[np.float64]
+from fedrp.types import NO_FINGERPRINT, Precise, Vector
 
 NOTHING: Vector = np.zeros(0, np.float32)
 

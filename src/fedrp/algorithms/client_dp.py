@@ -14,10 +14,12 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from fedrp.algorithms.base import Local, Participant, Precise, Reach, Vector
+from fedrp.algorithms.base import Local, Participant, Reach
+from fedrp.algorithms.cohort import least_participants
+from fedrp.compression.grid import Scale, finest
 from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import MIN_SUMMED, Call, Scale, finest, least_participants
+from fedrp.crypto.secure_aggregation import MIN_SUMMED, Call
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
@@ -25,7 +27,7 @@ from fedrp.privacy.ledger import Release
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.pld import SMALLEST_DELTA
 from fedrp.privacy.sensitivity import clip_to_norm
-from fedrp.protocol.wire import MAX_COUNT
+from fedrp.types import MAX_COUNT, Precise, Vector
 
 PRIVACY_SETTINGS = frozenset({"clip", "noise_multiplier", "dp_epsilon", "dp_noise", "clip_quantile"})
 DEFAULT_EPSILON = 10.0

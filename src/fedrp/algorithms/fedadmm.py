@@ -17,7 +17,6 @@ from fedrp.algorithms.base import (
     Local,
     Participant,
     Upload,
-    Vector,
     nothing_carried,
     stacked,
     within_range,
@@ -25,6 +24,7 @@ from fedrp.algorithms.base import (
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.config import RunConfig, settled
 from fedrp.learning.training import Objective, Rows, Stack
+from fedrp.types import Vector
 
 # Weak enough that ten local steps get somewhere, strong enough that clients agree (docs/results.md).
 DEFAULT_RHO = 0.1

@@ -18,7 +18,6 @@ from fedrp.algorithms.base import (
     Participant,
     Reach,
     Upload,
-    Vector,
     full_vector,
     nothing_carried,
     stacked,
@@ -29,6 +28,7 @@ from fedrp.config import RunConfig, settled
 from fedrp.learning.training import PLAIN
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, NothingReleased, Unsupported
 from fedrp.privacy.ledger import Release
+from fedrp.types import Vector
 
 _SETTLED_AFTER = 10_000  # rounds after which momentum adds nothing more
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Reach, Upload, Vector, stacked
+from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Reach, Upload, stacked
 from fedrp.algorithms.client_dp import (
     PRIVACY_SETTINGS,
     averaged,
@@ -24,6 +24,7 @@ from fedrp.algorithms.client_dp import (
 from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
 from fedrp.config import RunConfig, settled
 from fedrp.learning.training import PLAIN
+from fedrp.types import Vector
 
 
 def _resolve(config: RunConfig, _parameters: int) -> RunConfig:

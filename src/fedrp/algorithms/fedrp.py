@@ -20,7 +20,6 @@ from fedrp.algorithms.base import (
     Local,
     Participant,
     Upload,
-    Vector,
     nothing_carried,
     stacked,
     within_range,
@@ -34,6 +33,7 @@ from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certific
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection.families import FAMILIES, norm_bound
+from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
 STABLE = 2.0

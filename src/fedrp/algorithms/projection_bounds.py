@@ -12,14 +12,14 @@ import math
 
 import numpy as np
 
-from fedrp.algorithms.base import Vector
 from fedrp.algorithms.client_dp import SUMS_ONLY
+from fedrp.algorithms.cohort import needed
 from fedrp.config import RunConfig
-from fedrp.crypto.secure_aggregation import needed
 from fedrp.errors import PrivacyError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball
+from fedrp.types import Vector
 
 NOT_GAUSSIAN = Unsupported("the theorems are about Gaussian matrices")
 JOINT = Unsupported(

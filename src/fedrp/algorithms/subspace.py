@@ -27,7 +27,6 @@ from fedrp.algorithms.base import (
     Participant,
     Reach,
     Upload,
-    Vector,
     nothing_carried,
     stacked,
     stated_range,
@@ -46,15 +45,16 @@ from fedrp.algorithms.client_dp import (
 )
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.algorithms.fedrp import resolve_projection
+from fedrp.compression.grid import Scale
 from fedrp.config import RunConfig, settled
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call, Scale
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.training import Objective, Rows, Stack
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection.families import make_projection
-from fedrp.protocol.wire import FINGERPRINT_BYTES
+from fedrp.types import FINGERPRINT_BYTES, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
 # Steps may be this many times as long as they would be without a projection, and a round with many steps may move w as

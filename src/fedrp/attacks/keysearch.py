@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from fedrp.crypto.secret import KEY_BYTES, SecretKey
-from fedrp.learning.models import Vector
 from fedrp.projection.families import make_projection
+from fedrp.types import Vector
 
 SEED_BITS = 32  # what torch's generator on the CPU keeps of a seed
 ROWS = 12  # coordinates compared: a wrong key passes each with probability 0.04, all with 2e-17

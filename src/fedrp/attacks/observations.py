@@ -17,11 +17,12 @@ from fedrp.config import require_choice, settled
 from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import KEY_BYTES, SecretKey
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.models import Vector, built, layout_of, public_initial, secret_initial
+from fedrp.learning.models import built, layout_of, public_initial, secret_initial
 from fedrp.learning.training import Objective, Stack
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
+from fedrp.types import Vector
 
 Update = npt.NDArray[np.float64]
 Keys = Mapping[int, SecretKey]

@@ -7,8 +7,9 @@ from fedrp.config import RunConfig
 from fedrp.learning.models import InputShape
 from fedrp.learning.task import Task
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Packets, simulated_identity
+from fedrp.simulation.backend import simulated_identity
 from fedrp.simulation.simulate import simulate
+from fedrp.types import Packets
 
 
 def record(config: RunConfig, task: Task, shape: InputShape, classes: int, low: float, high: float) -> Recording:

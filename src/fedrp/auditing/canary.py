@@ -27,7 +27,7 @@ from fedrp.config import RunConfig, require, require_choice, settled
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.learning.models import Vector, drawn_initial, initial_laws, public_initial
+from fedrp.learning.models import drawn_initial, initial_laws, public_initial
 from fedrp.learning.training import PLAIN, Examples, LocalSGD, Objective, Stack, Trainer, make_trainer
 from fedrp.privacy.events import Adversary, Event
 from fedrp.privacy.guarantee import Guarantee
@@ -40,6 +40,7 @@ from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import simulated_roster, simulated_site
 from fedrp.simulation.simulate import resolved
+from fedrp.types import Vector
 
 CANARY, CURIOUS = 0, 1  # the client whose data changes, and one that looks
 PUSH = 1e3  # length of the canary's gradient: far beyond every clip and every ball

@@ -16,12 +16,13 @@ import torch
 
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.learning.models import ModelFactory, Vector, public_initial
+from fedrp.learning.models import ModelFactory, public_initial
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.learning.training import Examples, LocalSGD, Loss, Stack, make_trainer
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import with_learning_rate
+from fedrp.types import Vector
 
 CHANGES = ("replace", "remove")
 _TOGETHER = 8  # data sets that are trained in one call

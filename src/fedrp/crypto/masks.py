@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call, Vector, Words, digest
+from fedrp.crypto.secure_aggregation import Call, digest
+from fedrp.types import Vector, Words
 
 PeerKeys = npt.NDArray[np.uint8]  # (clients, 32): public mask keys; zeros where one is not known
 

@@ -27,7 +27,7 @@ from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, place_of, ref
 from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.learning.evaluate import score
-from fedrp.learning.models import Vector, built, layout_of
+from fedrp.learning.models import built, layout_of
 from fedrp.learning.preflight import rehearse
 from fedrp.learning.task import examples
 from fedrp.learning.training import Examples
@@ -39,6 +39,7 @@ from fedrp.simulation.simulate import resolved
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
 from fedrp.storage.status import append_line
+from fedrp.types import Vector
 
 _LONGEST_NAME = 200
 

@@ -15,16 +15,17 @@ from typing import NamedTuple
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedrp.crypto.secure_aggregation import needed as quorum_of
+from fedrp.algorithms.cohort import needed as quorum_of
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.limits import DIGEST_BYTES
-from fedrp.protocol.server import Coordinator, Packets, Reply
+from fedrp.protocol.server import Coordinator, Reply
 from fedrp.protocol.wire import Kind
 from fedrp.storage.server import ServerFolder
+from fedrp.types import Packets
 
 Say = Callable[[str], None]
 

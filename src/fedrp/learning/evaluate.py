@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from fedrp.errors import ConfigError
-from fedrp.learning.models import Vector
 from fedrp.learning.training import Examples, Trainer, batch_input, described
+from fedrp.types import Vector
 
 EVALUATION_BATCH = 250  # fastest of 100 to 1,000 on two cores; the result does not depend on it
 

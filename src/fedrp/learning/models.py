@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, FedRPError, first_line
 from fedrp.rng import RunSeed
+from fedrp.types import Vector
 
-Vector = npt.NDArray[np.float32]  # (n,)
 State = dict[str, torch.Tensor]  # as `state_dict` names it
 ModelFactory = Callable[[], nn.Module]
 InputShape = tuple[int, ...]  # (channels, height, width), or (features,)

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.learning.models import Layout, ModelFactory, State, Vector, layout_of
+from fedrp.learning.models import Layout, ModelFactory, State, layout_of
 from fedrp.rng import RunSeed
+from fedrp.types import Vector
 
 _log = logging.getLogger(__name__)
 

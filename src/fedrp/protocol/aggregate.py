@@ -9,14 +9,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from fedrp.errors import ProtocolError
-
-Vector = npt.NDArray[np.float32]
+from fedrp.types import Vector
 
 _CHUNK = 1 << 20
-_FEWEST_TRIMMED = 3  # of two, neither is in the middle
 
 
 def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float], divisor: float = 1.0) -> Vector:
@@ -49,11 +46,6 @@ def cut_at_each_end(share: float, uploads: int) -> int:
     """How many of `uploads` numbers are left out at each end: floor(share * uploads), and never all of them."""
     exact = math.floor(share * uploads + 1e-9)  # 0.29 * 100 is just below 29 in floating point
     return min(exact, (uploads - 1) // 2)
-
-
-def least_uploads(share: float) -> int:
-    """From how many uploads on at least one is left out at each end; 1 where none is meant to be."""
-    return max(_FEWEST_TRIMMED, math.ceil(1 / share - 1e-9)) if share else 1
 
 
 def trimmed_mean(vectors: Sequence[Vector], share: float) -> Vector:

@@ -18,24 +18,26 @@ import numpy.typing as npt
 import torch
 
 from fedrp.algorithms import ALGORITHMS, wire_tag
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Precise, Step, Upload
+from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
 from fedrp.algorithms.client_dp import most_rounds
+from fedrp.compression import grid
 from fedrp.config import RunConfig, settled
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import NO_PEERS, Masker, PeerKeys, extended
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, seal_to_all, signed_mask_key, verify
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call, Words
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.models import ModelFactory, Vector, public_initial, secret_initial
+from fedrp.learning.models import ModelFactory, public_initial, secret_initial
 from fedrp.learning.training import Examples, LocalSGD, Loss, Objective, Stack, Trainer, make_trainer
 from fedrp.projection.families import Projection, make_projection
-from fedrp.protocol import wire
+from fedrp.protocol import quorum, wire
 from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.limits import MASK_ENTRY_BYTES, from_server
-from fedrp.protocol.wire import FINGERPRINT_BYTES, Kind, Limits, Message
+from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.rng import RunSeed
+from fedrp.types import FINGERPRINT_BYTES, Precise, Vector, Words
 
 _log = logging.getLogger(__name__)
 
@@ -416,7 +418,7 @@ def _round_of(bench: Workbench, silo: Silo, site: Site, inbox: _Inbox) -> int | 
         )
     if config.secure_aggregation:
         call = Call.of(inbox.call.payload)
-        secure_aggregation.require_call(config, call, silo.index, weight_of(bench, site))
+        quorum.require_call(config, call, silo.index, weight_of(bench, site))
         if len(call.clients) != count:  # shares of noise depend on it
             raise ProtocolError(f"{count} participants announced, {len(call.clients)} listed")
         if round_ == silo.round and call != silo.call:
@@ -505,7 +507,7 @@ def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise
         raise ProtocolError("a masked upload needs a list of participants")
     call = Call.of(inbox.call.payload)
     scale = bench.algorithm.scale(bench.config, plan.participant.previous, call)
-    words, cut = secure_aggregation.encode(vector, scale, weight_of(bench, site))
+    words, cut = grid.encode(vector, scale, weight_of(bench, site))
     if cut:
         _log.warning(
             "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
@@ -520,7 +522,7 @@ def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tu
     if silo.call is None or request.round != silo.round or request.round == 0:
         raise ProtocolError(f"client {silo.index} has no masked upload in round {request.round} to be recovered")
     left_out = secure_aggregation.clients_of(request.payload)
-    secure_aggregation.require_left_out(bench.config, silo.call, left_out, silo.index)
+    quorum.require_left_out(bench.config, silo.call, left_out, silo.index)
     if silo.left_out not in ((), left_out):
         raise ProtocolError(f"client {silo.index} helped in another recovery of round {request.round}: refused")
     masker = _masker(bench, silo, site, request.round, silo.call)

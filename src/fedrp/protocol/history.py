@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms.base import Algorithm, Reach, Vector
+from fedrp.algorithms.base import Algorithm, Reach
 from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
+from fedrp.types import Vector
 
 _CHUNK = 1 << 20
 _ROUNDING = 1e-5  # relative; sums are rounded to float32

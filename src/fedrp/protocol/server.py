@@ -15,20 +15,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.algorithms import ALGORITHMS, wire_tag
+from fedrp.algorithms import ALGORITHMS, cohort, wire_tag
 from fedrp.algorithms.base import Algorithm
+from fedrp.compression import grid
 from fedrp.config import RunConfig
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.sealing import ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
-from fedrp.protocol import wire
-from fedrp.protocol.aggregate import Vector, trimmed_mean, weighted_mean
+from fedrp.protocol import quorum, wire
+from fedrp.protocol.aggregate import trimmed_mean, weighted_mean
 from fedrp.protocol.history import require_reachable
 from fedrp.protocol.limits import DIGEST_BYTES, from_client
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Message, Payload
-
-Packets = dict[int, bytes]  # client -> packet
+from fedrp.types import Packets, Vector
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
 _MOST_COMPLAINTS = 3  # of one client that a round is given up for: a client that always complains must not stop a run
@@ -217,7 +217,7 @@ def recover(server: Coordinator, replies: Replies) -> tuple[Coordinator, Packets
     if not server.left_out and (not missing or _lost(server, received) or _complained(server, received)):
         return server, {}
     try:
-        left_out = server.left_out or secure_aggregation.choose_left_out(server.config, call, missing)
+        left_out = server.left_out or quorum.choose_left_out(server.config, call, missing)
     except QuorumError as error:
         raise QuorumError(f"round {server.round + 1}: {error}{_reasons(received.refused)}") from None
     request = _message(server, Kind.RECOVER, server.round + 1, np.array(left_out, np.uint32))
@@ -253,7 +253,7 @@ def close_round(
             refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
     lost = not server.left_out and _lost(server, received)
     complained = () if server.left_out else _complained(server, received)
-    needed = secure_aggregation.needed(server.config, len(server.participants))
+    needed = cohort.needed(server.config, len(server.participants))
     if len(uploads) < needed and not lost and not complained:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
     if lost and differing & server.differing:
@@ -378,7 +378,7 @@ def _complained(server: Coordinator, received: _Received) -> tuple[Complaint, ..
     Where clients replay every round, all of them need its key; elsewhere a round without masks goes on without who
     complains, if the others suffice. About the set-up nothing can be done any more once there is an aggregate.
     """
-    enough = len(received.uploads) >= secure_aggregation.needed(server.config, len(server.participants))
+    enough = len(received.uploads) >= cohort.needed(server.config, len(server.participants))
     if server.algorithm.memory != "history" and enough and not server.config.secure_aggregation:
         return ()
     made = Counter(complaint.client for complaint in server.complaints)
@@ -404,7 +404,7 @@ def _lost(server: Coordinator, received: _Received) -> bool:
     without = len(received.differing)
     if server.config.secure_aggregation and without == 1:
         without = secure_aggregation.MIN_LEFT_OUT
-    needed = secure_aggregation.needed(server.config, len(server.participants))
+    needed = cohort.needed(server.config, len(server.participants))
     hopeless = bool(without) and len(server.participants) - without < needed
     return hopeless and len(received.uploads) + len(received.differing) >= needed
 
@@ -430,7 +430,7 @@ def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: 
     previous = server.aggregates.get(server.latest)
     step = server.algorithm.scale(server.config, previous, call).step
     weight = float(call.weight_of(uploads))
-    return secure_aggregation.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
+    return grid.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
 
 
 def _call(server: Coordinator, participants: tuple[int, ...]) -> Call:
@@ -513,8 +513,8 @@ def _chosen(server: Coordinator, coins: Coins) -> tuple[int, ...]:
     able = [client for client in np.argsort(coins).tolist() if _able(server, client)]
     count = config.expected_participants
     if config.sampling == "poisson":
-        count = max(secure_aggregation.least_participants(config), int((coins[able] < config.participation).sum()))
-    needed = secure_aggregation.needed(config, min(count, len(able)))
+        count = max(cohort.least_participants(config), int((coins[able] < config.participation).sum()))
+    needed = cohort.needed(config, min(count, len(able)))
     if len(able) < needed:
         raise QuorumError(f"round {server.round + 1}: {len(able)} clients can take part, {needed} needed")
     return tuple(sorted(able[:count]))

@@ -18,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.errors import WireError
+from fedrp.types import FINGERPRINT_BYTES, MAX_COUNT, NO_FINGERPRINT
 
 VERSION = 4
 SERVER = 0xFFFFFFFF  # the sender field of messages from the server
 RUN_ID_BYTES = 16
-FINGERPRINT_BYTES = 16
-NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
-MAX_COUNT = 2**31
 
 _MAGIC = b"FRP"
 _HEADER = struct.Struct("<3sBBBH16sIIII16sI")

@@ -35,14 +35,13 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.files import sha256_of, writing
 from fedrp.learning.evaluate import Correct, Score, score
-from fedrp.learning.models import ModelFactory, State, Vector
+from fedrp.learning.models import ModelFactory, State
 from fedrp.learning.training import Examples, Loss
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
 from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.rng import RunSeed
-
-Packets = dict[int, bytes]
+from fedrp.types import Packets, Vector
 
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
 _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB

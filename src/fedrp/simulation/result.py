@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from fedrp.config import RunConfig
 from fedrp.learning.evaluate import Evaluation, Score
-from fedrp.learning.models import State, Vector
+from fedrp.learning.models import State
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
+from fedrp.types import Vector
 
 _KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedrp.algorithms import ALGORITHMS, require_used
+from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.config import RunConfig, Speed
@@ -31,12 +32,12 @@ from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.aggregate import least_uploads
-from fedrp.protocol.server import Coordinator, Packets, Reply
+from fedrp.protocol.server import Coordinator, Reply
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic
 from fedrp.simulation.runfolder import Fingerprint, RunFolder
+from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,25 @@
+"""How many clients a round is opened with, and how many uploads it needs: what a config says of cohorts."""
+
+import math
+
+from fedrp.config import DEFAULT_QUORUM, RunConfig
+from fedrp.crypto.secure_aggregation import MIN_SUMMED
+
+_FEWEST_TRIMMED = 3  # uploads of which one at each end can be left out
+
+
+def least_uploads(share: float) -> int:
+    """From how many uploads on at least one is left out at each end; 1 where none is meant to be."""
+    return max(_FEWEST_TRIMMED, math.ceil(1 / share - 1e-9)) if share else 1
+
+
+def least_participants(config: RunConfig) -> int:
+    """How many clients a round is opened with, at least: where coins choose fewer, some are added."""
+    return MIN_SUMMED if config.secure_aggregation else least_uploads(config.trimmed_share)
+
+
+def needed(config: RunConfig, participants: int) -> int:
+    """How many uploads a round must have, at least: of a cohort that is smaller than configured, no fewer."""
+    cohort = participants if config.sampling == "poisson" else config.expected_participants
+    quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * (config.quorum or DEFAULT_QUORUM)))
+    return max(quorum, MIN_SUMMED, cohort // 2 + 1) if config.secure_aggregation else quorum

@@ -1,0 +1,1 @@
+"""Few bits per number: the grid that noise and masks share."""
