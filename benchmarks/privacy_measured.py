@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
 from fedrp.learning.models import built, layout_of
 from fedrp.learning.task import examples, named_task, split_among_clients
@@ -66,7 +66,7 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     test = examples(task.test, "the test set")
     set_threads(Speed())
     host = ClientHost(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
-    size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
+    size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
     server = server_side.new_coordinator(config, run, size)
     server = server_side.welcome(server, server_side.read(server, host.hello()))
     dealt = host.respond(server_side.request_key(server, 0))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.models import layout_of
 from fedrp.learning.task import split_among_clients
@@ -109,7 +109,7 @@ class Federation:
         self.roster = simulated_roster(RunSeed(config.seed), config.clients)
         device = torch.device("cpu")
         self.bench = make_workbench(self.config, self.run, self.roster, task.model, task.loss, device, 2**20)
-        size = ALGORITHMS[config.algorithm].upload_size(self.config, parameters)
+        size = ALGORITHMS[config.algorithm].server.upload_size(self.config, parameters)
         self.server = server_side.new_coordinator(self.config, self.run, size)
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server

@@ -13,9 +13,10 @@ from scipy.stats import chi2, chisquare
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms import ALGORITHMS, for_each, require_used
-from fedrp.algorithms.base import Local, Participant, Step, Upload
-from fedrp.algorithms.client_dp import averaged, current_clip, privatised
+from fedrp.algorithms.client_dp import averaged, current_clip
+from fedrp.algorithms.client_side import Local, Participant, Step, Upload
+from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.algorithms.table import ALGORITHMS, for_each, require_used
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
@@ -51,7 +52,7 @@ class Round:
     def __init__(self, config: RunConfig, trainer: Trainer, clients: Sequence[int] = range(len(DATA))) -> None:
         self.config, self.trainer, self.clients = config, trainer, clients
         self.algorithm = ALGORITHMS[config.algorithm]
-        self.secret = self.algorithm.secret
+        self.secret = self.algorithm.server.round_keys
         self.weights: Stack | None = None
         self.past: list[np.ndarray] = []  # aggregates, latest first
 
@@ -72,18 +73,18 @@ class Round:
 
     def newcomers(self) -> list[Participant]:
         initial = public_initial(TinyNet, RunSeed(0))
-        state = self.algorithm.client_init(self.config, initial)
+        state = self.algorithm.client.init(self.config, initial)
         step = Step(KEYS[0] if self.secret else None, None)
         return [
             Participant(state, [step], KEYS[-1].derive(f"noise {client}"), step.aggregate) for client in self.clients
         ]
 
     def upload(self, participants: list[Participant], round_: int = 1) -> list[Upload]:
-        return self.algorithm.client_round(self.local(round_), participants)
+        return self.algorithm.client.round(self.local(round_), participants)
 
     def aggregate(self, uploads: list[Upload]) -> np.ndarray:
         vectors = [upload.vector for upload in uploads]
-        divisor = self.algorithm.divisor(self.config) or len(uploads)
+        divisor = self.algorithm.server.divisor(self.config) or len(uploads)
         mean = weighted_sum(vectors, [1.0] * len(uploads), divisor)
         latest = self.past[0] if self.past else None
         aggregate = self.algorithm.server_round(self.config, latest, mean, float(len(uploads)))
@@ -91,7 +92,7 @@ class Round:
         return aggregate if carried is None else aggregate + carried
 
     def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
-        if self.algorithm.exchanges:
+        if self.algorithm.server.exchanges:
             self.past.insert(0, self.aggregate(uploads))
         step = Step(KEYS[round_] if self.secret else None, self.past[0] if self.past else None)
         return [
@@ -118,8 +119,8 @@ def test_inputs_are_not_changed(name: str, trainer: Trainer) -> None:
         array.setflags(write=False)
     uploads = run.upload(second, 2)
     for participant in second:
-        run.algorithm.client_finish(run.local(2), participant)
-    if run.algorithm.exchanges:
+        run.algorithm.client.finish(run.local(2), participant)
+    if run.algorithm.server.exchanges:
         for upload in uploads:
             upload.vector.setflags(write=False)
         run.aggregate(uploads)
@@ -139,7 +140,7 @@ def test_rounds_are_deterministic(name: str, trainer: Trainer) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_uploads_are_finite_float32_of_the_stated_size(name: str, trainer: Trainer) -> None:
     run = Round(config_of(name), trainer)
-    size = run.algorithm.upload_size(run.config, PARAMETERS) if run.algorithm.exchanges else 0
+    size = run.algorithm.server.upload_size(run.config, PARAMETERS) if run.algorithm.server.exchanges else 0
     for upload in run.upload(run.newcomers()):
         assert (upload.vector.dtype, upload.vector.shape) == (np.float32, (size,))
         assert np.isfinite(upload.vector).all()
@@ -160,7 +161,7 @@ def test_with_one_client_the_delivered_model_is_what_its_training_gave(name: str
     participants = run.newcomers()
     for round_ in (1, 2, 3):
         participants = run.returning(participants, run.upload(participants, round_), round_)
-        delivered = run.algorithm.client_finish(run.local(round_), participants[0])
+        delivered = run.algorithm.client.finish(run.local(round_), participants[0])
         np.testing.assert_allclose(delivered.model, run.weights[0], atol=1e-6)
 
 
@@ -169,7 +170,7 @@ def test_where_a_consensus_is_delivered_all_clients_hold_the_same_bits(name: str
     run = Round(config_of(name), trainer)
     first = run.newcomers()
     second = run.returning(first, run.upload(first))
-    models = {run.algorithm.client_finish(run.local(1), one).model.tobytes() for one in second}
+    models = {run.algorithm.client.finish(run.local(1), one).model.tobytes() for one in second}
     assert len(models) == 1
 
 
@@ -360,7 +361,7 @@ def test_private_fedavg_is_the_subspace_mode_with_a_signed_permutation(momentum:
         participants = run.newcomers()
         for round_ in (1, 2, 3):
             participants = run.returning(participants, run.upload(participants, round_), round_)
-            last = run.algorithm.client_finish(run.local(round_), participants[0])
+            last = run.algorithm.client.finish(run.local(round_), participants[0])
         models.append(last.model)
     np.testing.assert_allclose(*models, atol=1e-6)
     assert np.linalg.norm(models[0] - public_initial(TinyNet, RunSeed(0))) > 0.1
@@ -437,8 +438,8 @@ def test_noise_differs_between_clients_and_draws(trainer: Trainer) -> None:
 
 def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> None:
     config = resolved(tiny_config("fedavg-dp", clients=10, participation=0.5), PARAMETERS)
-    assert ALGORITHMS["fedavg-dp"].divisor(config) == 5
-    assert ALGORITHMS["fedavg"].divisor(config) is None
+    assert ALGORITHMS["fedavg-dp"].server.divisor(config) == 5
+    assert ALGORITHMS["fedavg"].server.divisor(config) is None
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:
@@ -514,7 +515,7 @@ def test_no_bit_of_a_sum_tells_how_many_took_part(change: dict[str, object]) -> 
         sent = privatised(local, one, np.zeros(PARAMETERS, np.float32)).astype(np.float64)
         steps.add(float(np.gcd.reduce((sent * 2.0**40).astype(np.int64))) * 2.0**-40)
         call = Call(tuple(range(participants)), (1,) * participants)
-        steps.add(algorithm.scale(config, None, call).step)
+        steps.add(algorithm.server.scale(config, None, call).step)
     assert len(steps) == 1
 
 
@@ -527,7 +528,7 @@ def test_no_sum_of_masked_noise_overflows(clients: int, change: dict[str, object
         tiny_config("fedavg-dp", clients=clients, noise_multiplier=0.2, secure_aggregation=True, **change), PARAMETERS
     )
     call = Call(tuple(range(clients)), (1,) * clients)
-    bound, step = ALGORITHMS["fedavg-dp"].scale(config, None, call)
+    bound, step = ALGORITHMS["fedavg-dp"].server.scale(config, None, call)
     assert clients * (bound / step + 0.5) < 2**31
     share = config.clip * config.noise_multiplier / math.sqrt(clients)
     assert step < share / 100
@@ -555,7 +556,7 @@ def test_what_rounding_costs_is_stated_for_the_worst_clip_that_may_come(
     share = multiplier / math.sqrt(clients - 1)
     for clip_of_a_round in np.linspace(0.25, 1.0, 200, dtype=np.float32) if change else [clip]:
         aggregate = np.full(1, clip_of_a_round, np.float32)
-        step = ALGORITHMS["fedavg-dp"].scale(config, aggregate, call).step
+        step = ALGORITHMS["fedavg-dp"].server.scale(config, aggregate, call).step
         assert rounding_delta(clip_of_a_round * share, step, clients, 10**6, 30, 10.0) <= stated
 
 

@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import binomtest
 
 from fedrp import RunConfig
-from fedrp.algorithms import ALGORITHMS, client_dp
+from fedrp.algorithms import client_dp
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.canary import AuditResult, Fault, Mechanism, _seen, audit
 from fedrp.auditing.lower_bounds import audit_bounds, clopper_pearson
 from fedrp.cli import main

@@ -13,10 +13,10 @@ from scipy.stats import chi2
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms import ALGORITHMS
-from fedrp.algorithms.base import Local, Participant, Step
+from fedrp.algorithms.client_side import Local, Participant, Step
 from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.algorithms.projection_bounds import summed_release
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError

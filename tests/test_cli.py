@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import Command
 from fedrp.learning.data import DATASETS
@@ -244,10 +244,10 @@ def test_json_is_one_object_on_stdout_with_all_keys(name: str, ask: Ask, small: 
     assert [line["round"] for line in result["history"]] == [1, 2]
     assert all(0 <= result[key] <= 100 for key in KEYS if key.startswith("accuracy"))
     assert result["accuracy_client_min"] <= result["accuracy_client_mean"] <= result["accuracy_client_max"]
-    assert result["dim"] == (20 if ALGORITHMS[name].secret else None)
-    assert result["projection"] in (FAMILIES if ALGORITHMS[name].secret else (None,))
+    assert result["dim"] == (20 if ALGORITHMS[name].server.round_keys else None)
+    assert result["projection"] in (FAMILIES if ALGORITHMS[name].server.round_keys else (None,))
     assert all(result[key] > 0 for key in ("seconds", "seconds_per_round", "images_per_second", "peak_rss_mb"))
-    assert (result["bytes_up"] > 0) == ALGORITHMS[name].exchanges
+    assert (result["bytes_up"] > 0) == ALGORITHMS[name].server.exchanges
     assert result["epsilon"] is None  # there is always someone against whom nothing is guaranteed
     assert any(item["epsilon"] is not None for item in result["privacy"]) == (name in ("fedavg-dp", "fwc"))
     assert [line.split(":")[0] for line in answer.err.splitlines()] == [f"{name} round {i}/2" for i in (1, 2)]

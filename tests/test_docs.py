@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedrp
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.projection.families import FAMILIES
 

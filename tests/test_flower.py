@@ -14,7 +14,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from fedrp import simulate
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.crypto.roster import load_identity
 from fedrp.errors import ConfigError, FedRPError
@@ -34,8 +34,8 @@ from fedrp.testing.relay import Relay
 from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import ROOT, FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
 
-SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.round_keys]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 CASES = [
     *((name, projection, secure) for name in SECRET for projection in ("sign", "gaussian") for secure in (False, True)),
     *((name, None, secure) for name in TALKING if name not in SECRET for secure in (False, True)),
@@ -91,7 +91,7 @@ def test_partial_participation_weights_and_aggregation_are_those_of_the_simulato
     name: str, changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedrp.flower.driver._coins", seeded_coins)
-    projection = {"projection": "sign"} if ALGORITHMS[name].secret else {}
+    projection = {"projection": "sign"} if ALGORITHMS[name].server.round_keys else {}
     run = FlowerFederation(tmp_path, tiny_config(name, rounds=4, **projection, **changes))
     run.run()
     np.testing.assert_array_equal(run.model(0), run.simulated().model)
@@ -114,7 +114,7 @@ def test_a_round_is_one_exchange(name: str, tmp_path: Path) -> None:
     run = FlowerFederation(tmp_path, tiny_config(name))
     run.run()
     for client in range(4):
-        deals_first = client == 0 and ALGORITHMS[name].secret
+        deals_first = client == 0 and ALGORITHMS[name].server.round_keys
         assert len(run.sent_to(client, HELLO)) == 1
         assert len(run.sent_to(client, ROUND)) == 3 + deals_first
         assert len(run.sent_to(client, FINISH)) == 1

@@ -20,7 +20,7 @@ import pytest
 from flwr.app import Message
 from safetensors import safe_open
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.roster import entry_of, merged, new_identity, write_roster
 from fedrp.errors import QuorumError, SiteError
 from fedrp.flower.messages import FINISH, ROUND, answer, packet_of
@@ -32,7 +32,7 @@ from fedrp.testing.local import LocalGrid, run_locally
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
 from helpers import TinyNet, mounted, tiny_config
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 EXACT = {"projection": "sign"}  # results are equal to the last bit, on every machine
 Answer = Callable[[int, Message], Message | None]
 
@@ -130,7 +130,7 @@ def test_a_reply_that_was_lost_is_sent_again_and_not_made_again(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["fedrp-subspace", "fedrp", "fedavg", "fedadmm"])
 def test_a_site_that_is_down_for_rounds_comes_back_and_catches_up(name: str, tmp_path: Path) -> None:
-    exact = EXACT if ALGORITHMS[name].secret else {}
+    exact = EXACT if ALGORITHMS[name].server.round_keys else {}
     run = FlowerFederation(tmp_path, tiny_config(name, rounds=6, **exact))
 
     def online() -> list[int]:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedrp import Task, simulate
-from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.given_start import given_share, require_hidden_start
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.flower.task import ClientContext, LocalTask

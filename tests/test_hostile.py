@@ -9,23 +9,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM
 from fedrp.crypto.masks import Masker, extended
-from fedrp.crypto.sealing import (
-    ENVELOPE_BYTES,
-    Identity,
-    MaskKey,
-    Place,
-    SiteEntropy,
-    mask_key_of,
-    seal_to_all,
-    signed_mask_key,
-    split,
-)
+from fedrp.crypto.sealing import Identity, MaskKey, Place, SiteEntropy, mask_key_of, seal_to_all, signed_mask_key
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, ProtocolError, WireError
 from fedrp.learning.models import public_initial
 from fedrp.protocol import server as server_side
@@ -35,7 +26,7 @@ from fedrp.rng import RunSeed
 from fedrp.simulation.backend import simulated_identity
 from helpers import Federation, TinyNet, tiny_config
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 
 
 def secure(name: str, **changes: object) -> Federation:
@@ -151,7 +142,7 @@ def test_with_an_insider_who_knows_the_matrices_it_does_not_find_it_either(famil
     assert np.abs(rest).max() > 100
 
 
-@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].memory == "own"])
+@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].server.memory == "own"])
 def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> None:
     """Even if a server claims that every round so far was given up: then all start anew, and alike."""
     run = secure(name, clients=6, rounds=6)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.privacy.assumptions import ONE_RUN
 from fedrp.privacy.bounds import EpsilonInterval, bound, tightest
 from fedrp.privacy.events import (

@@ -18,7 +18,8 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.projection import kernels
 from fedrp.projection.benchmark import projection_benchmark
-from fedrp.projection.families import FAMILIES, make_projection, norm_bound, projection_tag
+from fedrp.projection.families import FAMILIES, make_projection, norm_bound
+from fedrp.projection.tags import projection_tag
 from oracles import projection as oracle
 
 KEY = SecretKey(bytes(range(32)))

@@ -9,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.roster import Member, Roster
-from fedrp.crypto.sealing import ENVELOPE_BYTES, Identity, Place, seal_to_all, split, verify
+from fedrp.crypto.sealing import Identity, Place, seal_to_all, verify
 from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.learning.models import secret_initial
 from fedrp.projection.families import make_projection
@@ -23,8 +24,8 @@ from fedrp.protocol.server import RoundReport
 from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
-SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.secret]
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.round_keys]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 
 
 def altered(packet: bytes, kind: Kind, **changes: object) -> bytes:

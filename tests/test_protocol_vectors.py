@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from fedrp.algorithms import ALGORITHMS
-from fedrp.algorithms.base import ClientState, Local, Participant
-from fedrp.algorithms.client_dp import privatised
+from fedrp.algorithms.client_side import ClientState, Local, Participant
+from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.subspace import fingerprint
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import RunConfig
@@ -22,7 +22,8 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError
 from fedrp.learning.models import drawn_initial, initial_laws
-from fedrp.projection.families import FAMILIES, projection_tag
+from fedrp.projection.families import FAMILIES
+from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire
 from fedrp.protocol.wire import Kind, Message
 from helpers import ROOT
@@ -285,7 +286,7 @@ ENVELOPES = {"x25519": 144, "hybrid": 1232}
 @pytest.mark.parametrize("sealing", ["x25519", "hybrid"])
 def test_the_limits_of_the_page_are_those_of_the_code(name, memory, sealing):
     """Their formulas, computed for odd numbers that no other formula gives."""
-    assert ALGORITHMS[name].memory == memory
+    assert ALGORITHMS[name].server.memory == memory
     config = RunConfig(algorithm=name, clients=7, rounds=13, sealing=sealing)
     names = {"K": 7, "T": 13, "u": 101, "R": 13 if memory == "history" else 1, "e": ENVELOPES[sealing]}
     for side, limit in (("client", limits.from_server(config, 101)), ("server", limits.from_client(config, 101))):

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp import RunConfig, simulate
-from fedrp.algorithms import ALGORITHMS, for_each
 from fedrp.algorithms.cohort import least_uploads
+from fedrp.algorithms.table import ALGORITHMS, for_each
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.flower.settings import run_settings
 from fedrp.protocol import wire

@@ -7,20 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp.crypto.sealing import (
-    ENVELOPE_BYTES,
-    HYBRID_KEY_BYTES,
-    PUBLIC_KEY_BYTES,
-    SIGNATURE_BYTES,
-    Identity,
-    MaskKey,
-    Place,
-    SiteEntropy,
-    seal_to_all,
-    split,
-    verify,
-)
+from fedrp.crypto.sealing import Identity, MaskKey, Place, SiteEntropy, seal_to_all, verify
 from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import ENVELOPE_BYTES, HYBRID_KEY_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, split
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import SimulatedEntropy

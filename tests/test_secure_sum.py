@@ -13,13 +13,13 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import chisquare
 
 from fedrp import Task, simulate
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import Scale
 from fedrp.crypto.masks import Masker
-from fedrp.crypto.sealing import ENVELOPE_BYTES, split
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.privacy.events import Adversary
 from fedrp.protocol import server as server_side
@@ -30,7 +30,7 @@ from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.simulate import resolved
 from helpers import Federation, TinyNet, all_windows, blobs, tiny_config, windows
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 PARAMETERS = 83
 
 
@@ -162,7 +162,7 @@ def test_a_masked_upload_is_uniform() -> None:
 def test_the_result_is_the_plain_one_up_to_rounding(name: str, change: dict[str, object], task: Task) -> None:
     if name == "fedavg-dp" and "weighting" in change:
         change = {"clip_quantile": 0.5, "clients": 6}
-    if ALGORITHMS[name].memory == "own" and "participation" in change:
+    if ALGORITHMS[name].server.memory == "own" and "participation" in change:
         change = {"clients": 6}
     plain = simulate(tiny_config(name, **change), task)
     masked = simulate(tiny_config(name, secure_aggregation=True, **change), task)
@@ -458,21 +458,21 @@ def test_clients_that_were_sent_different_aggregates_are_not_summed(name: str) -
 
 
 @pytest.mark.parametrize("lie", [0.0, 1e-3])
-@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].memory != "history"])
+@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].server.memory != "history"])
 def test_one_false_aggregate_in_an_earlier_round_is_remembered_where_it_still_counts(name: str, lie: float) -> None:
     """The dual of FedADMM and FedRP rests on every aggregate; FedAvg trains from the latest alone."""
     run = secure(name, clients=6, rounds=4)
     run.round()
     packets = run.open()
     uploads = run.deliver({**packets, 2: with_aggregates(packets[2], lie)})
-    if lie and ALGORITHMS[name].memory == "own":
+    if lie and ALGORITHMS[name].server.memory == "own":
         uploads = uploads | {2: with_mark(uploads[2], uploads[3])}  # the server does not mind
     if lie:  # and adds up what it likes
         honest = secure(name, clients=6, rounds=4)
         honest.round()
         uploads = honest.deliver(honest.open())
     run.close(uploads)
-    assert cancel(run.deliver(run.open())) == (lie == 0.0 or ALGORITHMS[name].memory == "aggregate")
+    assert cancel(run.deliver(run.open())) == (lie == 0.0 or ALGORITHMS[name].server.memory == "aggregate")
 
 
 def test_the_end_cannot_be_announced_in_the_middle_to_slip_in_an_aggregate() -> None:
@@ -522,7 +522,7 @@ def comes_and_goes(run: Federation, absences: tuple[set[int], ...]) -> None:
                 run.take_keys({stand_in: run.answer(stand_in, wanted)})
 
 
-@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].memory != "own"])
+@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].server.memory != "own"])
 def test_the_transcript_is_the_same_for_all_who_were_told_the_same(name: str) -> None:
     """Also for one that came late and one that was away."""
     run = secure(name, clients=7, rounds=6, quorum=0.5)  # with shared noise nobody may be away, unless it is said
@@ -531,7 +531,7 @@ def test_the_transcript_is_the_same_for_all_who_were_told_the_same(name: str) ->
     assert run.round().participants == tuple(range(7))
 
 
-@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].memory == "own"])
+@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].server.memory == "own"])
 def test_who_keeps_state_of_its_own_and_missed_a_round_is_not_summed_with_the_others_again(name: str) -> None:
     run = secure(name, clients=7, rounds=6, quorum=0.5)
     comes_and_goes(run, (set(), {6, 1}))

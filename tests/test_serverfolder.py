@@ -14,8 +14,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from fedrp.algorithms import ALGORITHMS
-from fedrp.crypto.sealing import ENVELOPE_BYTES
+from fedrp.algorithms.table import ALGORITHMS
+from fedrp.crypto.sizes import ENVELOPE_BYTES
 from fedrp.errors import SiteError
 from fedrp.files import write_atomically
 from fedrp.protocol import wire
@@ -27,7 +27,7 @@ from fedrp.storage.server import ServerFolder
 from flower_helpers import in_child
 from helpers import Federation, tiny_config
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 WAY_OUT = "put the latest copy of the store back, or give another store"
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
@@ -102,7 +102,7 @@ def test_partial_participation(name: str, task: Task) -> None:
     assert outcome(simulate(config, task)) == outcome(result)
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges])
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges])
 def test_clients_that_drop_out_in_the_middle_of_a_round(name: str, task: Task) -> None:
     config = tiny_config(name, clients=6, rounds=6, dropout=0.3, quorum=0.4, seed=5)
     result = simulate(config, task)
@@ -114,7 +114,7 @@ def test_clients_that_drop_out_in_the_middle_of_a_round(name: str, task: Task) -
 @pytest.mark.parametrize("name", NOISY)
 def test_who_drops_out_is_asked_again_where_everyone_is_needed(name: str, task: Task) -> None:
     """The others' uploads are kept meanwhile, so nothing changes but the bytes."""
-    projection = {"projection": "sign"} if ALGORITHMS[name].secret else {}
+    projection = {"projection": "sign"} if ALGORITHMS[name].server.round_keys else {}
     config = tiny_config(name, clients=5, rounds=4, noise_multiplier=0.5, **projection)
     calm, rough = (simulate(RunConfig(**{**vars(config), "dropout": dropout}), task) for dropout in (0.0, 0.4))
     assert np.array_equal(calm.model, rough.model)
@@ -617,7 +617,7 @@ def test_a_checkpoint_of_an_earlier_version_is_one_clear_error(task: Task, tmp_p
         simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.secret])
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.server.round_keys])
 def test_no_secret_is_written_to_the_run_folder(name: str, task: Task, tmp_path: Path) -> None:
     config = tiny_config(name)
     written: dict[Path, bytes] = {}
@@ -692,7 +692,7 @@ def test_a_full_disk_leaves_a_finished_run_as_it_was(task: Task, tmp_path: Path)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stopped_after_any_round_a_run_resumes_to_the_same_end(name: str, task: Task, tmp_path: Path) -> None:
     """With clients that come and go, so that there is something to remember."""
-    loss = {"dropout": 0.3, "quorum": 0.3} if ALGORITHMS[name].exchanges else {}
+    loss = {"dropout": 0.3, "quorum": 0.3} if ALGORITHMS[name].server.exchanges else {}
     config = tiny_config(name, clients=6, rounds=4, participation=0.7, seed=1, **loss)
     undisturbed = simulate(config, task)
     for last in (1, 2, 3):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
 from fedrp.files import write_atomically

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DataError, SiteError
@@ -35,7 +35,7 @@ from fedrp.testing.local import local_run
 from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import Federation, environment, round_keys, tiny_config, tiny_task
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.exchanges]
+TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 
 
 def same(one: Silo, other: Silo) -> bool:

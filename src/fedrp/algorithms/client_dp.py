@@ -10,15 +10,14 @@ C, as one more number (in units of C) with noise of its own; the server answers 
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
-import numpy as np
 from scipy.stats import binom
 
-from fedrp.algorithms.base import Local, Participant, Reach
 from fedrp.algorithms.cohort import least_participants
+from fedrp.algorithms.server_side import Reach
 from fedrp.compression.grid import Scale, finest
 from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
-from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import MIN_SUMMED, Call
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
@@ -26,8 +25,7 @@ from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.ledger import Release
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.pld import SMALLEST_DELTA
-from fedrp.privacy.sensitivity import clip_to_norm
-from fedrp.types import MAX_COUNT, Precise, Vector
+from fedrp.types import MAX_COUNT, Vector
 
 PRIVACY_SETTINGS = frozenset({"clip", "noise_multiplier", "dp_epsilon", "dp_noise", "clip_quantile"})
 DEFAULT_EPSILON = 10.0
@@ -39,7 +37,6 @@ _TAIL_MASS = math.erfc(_TAIL / math.sqrt(2))
 _LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
 _NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
 _GRID_BITS = 12  # a client's noise is at least 2^12 steps wide: coarse for doubles, exact in float32
-_CHUNK = 1 << 20
 _FAR = 10.0  # deviations
 _SMALL_COHORT = 64
 _TOO_OFTEN = 1e-6
@@ -88,10 +85,10 @@ def _rounding(config: RunConfig) -> float:
     """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
     if config.dp_noise == "local" or not config.noise_multiplier:
         return 0.0  # post-processing of a noisy vector, or no noise at all
-    cost, step = 0.0, _coarsest_step(config)
+    cost, step = 0.0, _coarsestgrid_step(config)
     for count in (MIN_SUMMED, config.clients):
         cut = MAX_COUNT * count * config.rounds * _TAIL_MASS * (1 + math.exp(_LARGEST_EPSILON))
-        smallest = min(_shares(config, count))
+        smallest = min(noise_shares(config, count))
         cost = max(cost, cut + rounding_delta(smallest, step, count, MAX_COUNT, config.rounds, _LARGEST_EPSILON))
     return cost
 
@@ -124,7 +121,7 @@ def noised_scale(config: RunConfig, previous: Vector | None, call: Call) -> Scal
     """The scale of a noised upload that is masked: only noise beyond any that occurs is cut off."""
     clip = current_clip(config, previous)
     bound = clip * _largest(config, len(call.clients))
-    return Scale(bound, _step(config, clip)) if config.noise_multiplier else finest(bound, call)
+    return Scale(bound, grid_step(config, clip)) if config.noise_multiplier else finest(bound, call)
 
 
 def noised_reach(config: RunConfig, round_: int, size: int) -> Reach:
@@ -138,7 +135,7 @@ def noised_reach(config: RunConfig, round_: int, size: int) -> Reach:
         clip *= math.exp(_CLIP_RATE * config.clip_quantile * round_)
     # Small cohorts add the most noise, because each client makes up for those who may be missing.
     counts = (*range(1, min(cohort, _SMALL_COHORT) + 1), cohort)
-    deviation = max(_shares(config, count)[0] * math.sqrt(count) for count in counts)
+    deviation = max(noise_shares(config, count)[0] * math.sqrt(count) for count in counts)
     number = clip * (cohort + _TAIL * deviation) / config.expected_participants
     norm = clip * (cohort + deviation * (math.sqrt(size) + _FAR)) / config.expected_participants
     votes = extra_numbers(config) * clip  # the last number is the next C itself
@@ -156,22 +153,22 @@ def most_rounds(config: RunConfig) -> int:
 
 def _largest(config: RunConfig, participants: int) -> float:
     """The largest number of a noised upload, in units of C."""
-    return 1 + _TAIL * max(_shares(config, participants))
+    return 1 + _TAIL * max(noise_shares(config, participants))
 
 
-def _step(config: RunConfig, clip: float) -> float:
+def grid_step(config: RunConfig, clip: float) -> float:
     """The grid of noised numbers: a power of two, 2^-12 of the smallest noise that a client may add, or less.
 
     It depends on nothing but the config and C: not on the numbers, and not on how many take part. Where thousands of
     uploads are masked it is coarser, so that the sum of all clients does not overflow.
     """
-    exponent = math.floor(math.log2(clip * min(_shares(config, config.clients)))) - _GRID_BITS
+    exponent = math.floor(math.log2(clip * min(noise_shares(config, config.clients)))) - _GRID_BITS
     if config.secure_aggregation:
-        exponent = max(exponent, math.ceil(math.log2(clip * _finest_step(config))))
+        exponent = max(exponent, math.ceil(math.log2(clip * _finestgrid_step(config))))
     return float(2.0**exponent)
 
 
-def _coarsest_step(config: RunConfig) -> float:
+def _coarsestgrid_step(config: RunConfig) -> float:
     """The largest step of a run in which uploads are masked, in units of C.
 
     C is rarely a power of two and the step always is, so the step may be twice the one that C would need. Where C
@@ -179,17 +176,17 @@ def _coarsest_step(config: RunConfig) -> float:
     """
     if config.clip_quantile is None:
         clip = settled(config.clip)
-        return _step(config, clip) / clip
-    return max(math.ldexp(min(_shares(config, config.clients)), -_GRID_BITS), 2 * _finest_step(config))
+        return grid_step(config, clip) / clip
+    return max(math.ldexp(min(noise_shares(config, config.clients)), -_GRID_BITS), 2 * _finestgrid_step(config))
 
 
-def _finest_step(config: RunConfig) -> float:
+def _finestgrid_step(config: RunConfig) -> float:
     """The smallest step with which the sum of all clients does not overflow, in units of C."""
     everyone = Call(tuple(range(config.clients)), (1,) * config.clients)
     return finest(_largest(config, config.clients), everyone).step
 
 
-def _shares(config: RunConfig, participants: int) -> list[float]:
+def noise_shares(config: RunConfig, participants: int) -> list[float]:
     """The deviations of the noise that a client adds to its update and, where C adapts, to its vote; in units of C."""
     multipliers = [_update_noise(config)]
     if config.clip_quantile is not None:
@@ -197,50 +194,14 @@ def _shares(config: RunConfig, participants: int) -> list[float]:
     return [_share(config, participants, multiplier) for multiplier in multipliers]
 
 
-def privatised(local: Local, client: Participant, update: Vector) -> Vector | Precise:
-    """A client's update, clipped, with its noise, and with its vote on C where that adapts.
-
-    Guarantees: before noise the norm is at most C; the noise is a function of the client's own secret of this round;
-    the noises of the quorum suffice for the configured multiplier; which numbers can be sent does not depend on the
-    update.
-    """
-    config = local.config
-    clip = current_clip(config, client.previous)
-    share, *vote_share = (clip * share for share in _shares(config, local.participants))
-    step = _step(config, clip) if share else None  # without noise there is nothing to hide
-    sent = _noised(clip_to_norm(update, clip), share, step, client.noise)
-    if vote_share:
-        below = float(np.linalg.norm(update) <= clip)
-        vote = np.array([clip * (below - 0.5)])
-        sent = np.append(sent, _noised(vote, vote_share[0], step, client.noise.derive("vote")))
-    return sent if config.secure_aggregation else sent.astype(np.float32)
-
-
-def _noised(values: Vector | Precise, deviation: float, step: float | None, key: SecretKey) -> Precise:
-    """The values with noise, rounded to a grid that does not depend on them.
-
-    Floating point has holes: a float32 times a deviation reaches only some float32 numbers, and a value that is added
-    moves them, so that one number could tell whether anything was added (docs/privacy.md, section 5).
-    """
-    result = values.astype(np.float64)
-    if deviation == 0:
-        return result
-    for start in range(0, result.size, _CHUNK):  # the intermediate values are larger: n may be 10^8
-        part = result[start : start + _CHUNK]
-        part += deviation * key.fine_normals(part.size, start)
-        if step is not None:
-            part[:] = np.rint(part / step) * step
-    return result
-
-
-def averaged(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
+def averaged(config: RunConfig, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
     """The sum of the uploads by the expected number of participants (`mean`); the last number becomes the next C.
 
     A weight of 0 is that of a round without uploads, which leaves C as it is.
     """
     result = mean.copy()
     if config.clip_quantile is not None:
-        clip = current_clip(config, previous)
+        clip = current_clip(config, past[0] if past else None)
         below = min(1.0, max(0.0, float(result[-1]) / clip + 0.5)) if weight else config.clip_quantile
         result[-1] = clip * math.exp(-_CLIP_RATE * (below - config.clip_quantile))
     return result

@@ -10,18 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import (
-    EXCHANGE_SETTINGS,
-    Algorithm,
-    ClientState,
-    Local,
-    Participant,
-    Upload,
-    nothing_carried,
-    stacked,
-    within_range,
-)
-from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.algorithms import servers
+from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
+from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
+from fedrp.algorithms.fedavg import vectors_released
 from fedrp.config import RunConfig, settled
 from fedrp.learning.training import Objective, Rows, Stack
 from fedrp.types import Vector
@@ -62,14 +54,12 @@ def _finish(_local: Local, client: Participant) -> ClientState:
     return ClientState(_consensus(client), client.state.carry)
 
 
-FEDADMM: Algorithm = FEDAVG._replace(
+FEDADMM = Algorithm(
     summary="consensus ADMM on full vectors",
     settings=EXCHANGE_SETTINGS | {"rho"},
+    delivers="consensus",
     resolve=_resolve,
-    client_init=_start,
-    client_round=_round,
-    client_finish=_finish,
-    carried=nothing_carried,
-    memory="own",  # the dual variable
-    reach=within_range,
+    client=ClientSide(_start, _round, _finish),
+    server=servers.FEDADMM,
+    releases=vectors_released,
 )

@@ -7,30 +7,14 @@ The server does not know the model that all start from, so the first step carrie
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
-from fedrp.algorithms.base import (
-    EXCHANGE_SETTINGS,
-    NOTHING,
-    Algorithm,
-    ClientState,
-    Local,
-    Participant,
-    Reach,
-    Upload,
-    full_vector,
-    nothing_carried,
-    stacked,
-    stated_range,
-    within_range,
-)
-from fedrp.config import RunConfig, settled
+from fedrp.algorithms import servers
+from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
+from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
+from fedrp.config import RunConfig
 from fedrp.learning.training import PLAIN
-from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, NothingReleased, Unsupported
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.types import Vector
-
-_SETTLED_AFTER = 10_000  # rounds after which momentum adds nothing more
 
 
 def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
@@ -56,27 +40,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     return [Upload(ClientState(model), model) for model in trained]
 
 
-def _mean(_config: RunConfig, _previous: Vector | None, mean: Vector, _weight: float) -> Vector:
-    return mean
-
-
-def momentum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
-    """The step, times beta, from the aggregate before the last to the last one."""
-    beta = np.float32(settled(config.server_momentum))
-    return beta * (past[0] - past[1]) if beta and len(past) > 1 else None
-
-
-def _reach(config: RunConfig, round_: int, size: int) -> Reach:
-    """a_t = mean_t + beta (a_{t-1} - a_{t-2}), from 0: the range times the sum of |impulse response| so far."""
-    beta = settled(config.server_momentum)
-    last, before, total = 1.0, 0.0, 1.0
-    for _ in range(min(round_ - 1, _SETTLED_AFTER)):
-        last, before = beta * (last - before), last
-        total += abs(last)
-    return Reach(within_range(config, round_, size).number * total)
-
-
-def _releases(config: RunConfig) -> list[Release]:
+def vectors_released(config: RunConfig) -> list[Release]:
+    """What full vectors, or under masks their sums, tell: nothing is claimed."""
     seen: Event = NonPrivate("the server receives every client's vector in the clear")
     if config.secure_aggregation:
         seen = Unsupported("the server learns sums of the clients' vectors only, but those without noise")
@@ -94,47 +59,10 @@ def averages_released() -> list[Release]:
 
 FEDAVG = Algorithm(
     summary="send the model, get the mean",
-    secret=False,
-    exchanges=True,
     settings=EXCHANGE_SETTINGS | {"server_momentum"},
     delivers="consensus",
-    memory="aggregate",
-    upload_size=full_vector,
     resolve=_resolve,
-    client_init=_start,
-    client_round=_round,
-    client_finish=_finish,
-    server_round=_mean,
-    carried=momentum,
-    scale=stated_range,
-    reach=_reach,
-    divisor=lambda _config: None,
-    releases=_releases,
-)
-
-
-def _alone(local: Local, clients: Sequence[Participant]) -> list[Upload]:
-    trained = local.train(stacked([client.state.model for client in clients]), PLAIN)
-    return [Upload(ClientState(model), NOTHING) for model in trained]
-
-
-def _nothing_learned(_config: RunConfig) -> list[Release]:
-    return [
-        Release(Adversary.SERVER, Adjacency.CLIENT_REPLACE, NothingReleased()),
-        Release(Adversary.CLIENTS, Adjacency.CLIENT_REPLACE, NothingReleased()),
-        Release(Adversary.MODEL_HOLDER, Adjacency.CLIENT_REPLACE, Unsupported("a model is released without noise")),
-    ]
-
-
-FWC = FEDAVG._replace(
-    summary="federated without connection: every client alone, the floor",
-    exchanges=False,
-    settings=frozenset(),
-    delivers="client",
-    resolve=lambda config, _parameters: config,
-    client_round=_alone,
-    client_finish=lambda _local, client: client.state,
-    carried=nothing_carried,
-    reach=within_range,
-    releases=_nothing_learned,
+    client=ClientSide(_start, _round, _finish),
+    server=servers.FEDAVG,
+    releases=vectors_released,
 )

@@ -7,22 +7,13 @@ sums only, so they cost no privacy.
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Reach, Upload, stacked
-from fedrp.algorithms.client_dp import (
-    PRIVACY_SETTINGS,
-    averaged,
-    expected_number,
-    extra_numbers,
-    noised_reach,
-    noised_scale,
-    privatised,
-    releases,
-    resolve_privacy,
-)
-from fedrp.algorithms.fedavg import FEDAVG, momentum, without_momentum
-from fedrp.config import RunConfig, settled
+from fedrp.algorithms import servers
+from fedrp.algorithms.base import Algorithm
+from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
+from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
+from fedrp.algorithms.fedavg import FEDAVG, without_momentum
+from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.config import RunConfig
 from fedrp.learning.training import PLAIN
 from fedrp.types import Vector
 
@@ -50,37 +41,12 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     ]
 
 
-def _running_sum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
-    if not past:
-        return None
-    total = past[0].copy()
-    carried_on = momentum(config, (*past, np.zeros_like(total)))
-    if carried_on is not None:
-        total += carried_on
-    total[total.size - extra_numbers(config) :] = 0  # the bound C is not summed
-    return total
-
-
-def _reach(config: RunConfig, round_: int, size: int) -> Reach:
-    """The running sum: every round adds at most what one round can, momentum carries it on."""
-    number, norm = noised_reach(config, round_, size)
-    times = round_ / (1 - settled(config.server_momentum))
-    return Reach(times * number, times * norm)
-
-
-FEDAVG_DP: Algorithm = FEDAVG._replace(
+FEDAVG_DP = Algorithm(
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
-    # Sums with equal weights in a known range.
-    settings=(FEDAVG.settings | PRIVACY_SETTINGS) - {"weighting", "aggregation", "secure_range"},
-    upload_size=lambda config, parameters: parameters + extra_numbers(config),
+    settings=(FEDAVG.settings | PRIVACY_SETTINGS) - {"weighting", "secure_range", "aggregation"},
+    delivers="consensus",
     resolve=_resolve,
-    client_init=_start,
-    client_round=_round,
-    client_finish=_finish,
-    server_round=averaged,
-    carried=_running_sum,
-    scale=noised_scale,
-    reach=_reach,
-    divisor=expected_number,
+    client=ClientSide(_start, _round, _finish),
+    server=servers.FEDAVG_DP,
     releases=releases,
 )

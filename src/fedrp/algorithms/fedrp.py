@@ -13,23 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import (
-    EXCHANGE_SETTINGS,
-    Algorithm,
-    ClientState,
-    Local,
-    Participant,
-    Upload,
-    nothing_carried,
-    stacked,
-    within_range,
-)
-from fedrp.algorithms.fedavg import FEDAVG, averages_released
+from fedrp.algorithms import servers
+from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
+from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
+from fedrp.algorithms.fedavg import averages_released
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
 from fedrp.learning.training import Objective, Rows, Stack
-from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection.families import FAMILIES, norm_bound
@@ -116,26 +107,12 @@ def _releases(config: RunConfig) -> list[Release]:
     ]
 
 
-def _certify(config: RunConfig, uploads: Sequence[Vector]) -> float | None:
-    """Theorem 1: how far apart the clients' models can be, from their projections; Gaussian matrices only."""
-    if config.projection != "gaussian":
-        return None
-    return consensus_certificate(np.stack(uploads), CERTIFICATE_CONFIDENCE).exact
-
-
-FEDRP: Algorithm = FEDAVG._replace(
+FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
-    secret=True,
     settings=EXCHANGE_SETTINGS | {"rho", "projection", "sealing", "ball", "sensitivity", "norm_floor"},
     delivers="client",
-    upload_size=lambda config, _parameters: config.dim,
     resolve=_resolve,
-    client_init=_start,
-    client_round=_round,
-    client_finish=_finish,
-    carried=nothing_carried,
-    memory="own",  # the model and the dual variable
-    reach=within_range,
+    client=ClientSide(_start, _round, _finish),
+    server=servers.FEDRP,
     releases=_releases,
-    certify=_certify,
 )

@@ -11,7 +11,7 @@ are found by sorting. A `gaussian` matrix has m n numbers, so that any n will do
 The count is about one vector. Those of several clients are nearly the same vector, and tell little more.
 """
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.learning.models import ModelFactory, initial_laws
@@ -34,7 +34,9 @@ def require_hidden_start(config: RunConfig, factory: ModelFactory, parameters: i
         ConfigError: uploads are projected models, n/m is too small for the family, and most of the start is given.
     """
     algorithm = ALGORITHMS[config.algorithm]
-    if not (algorithm.secret and algorithm.delivers == "client"):  # elsewhere uploads are no projected models
+    if not (
+        algorithm.server.round_keys and algorithm.delivers == "client"
+    ):  # elsewhere uploads are no projected models
         return
     family = settled(config.projection)
     least = FAMILIES[family].hiding_ratio

@@ -19,36 +19,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.base import (
-    NOTHING,
-    Algorithm,
-    ClientState,
-    Local,
-    Participant,
-    Reach,
-    Upload,
-    nothing_carried,
-    stacked,
-    stated_range,
-    within_range,
-)
-from fedrp.algorithms.client_dp import (
-    PRIVACY_SETTINGS,
-    averaged,
-    expected_number,
-    extra_numbers,
-    noised_reach,
-    noised_scale,
-    privatised,
-    releases,
-    resolve_privacy,
-)
+from fedrp.algorithms import servers
+from fedrp.algorithms.base import Algorithm
+from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
+from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
 from fedrp.algorithms.fedrp import resolve_projection
-from fedrp.compression.grid import Scale
+from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.config import RunConfig, settled
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.training import Objective, Rows, Stack
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
@@ -180,18 +159,6 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     return hmac.new(secret.derive("mac").reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
 
 
-def _aggregate(config: RunConfig, previous: Vector | None, mean: Vector, weight: float) -> Vector:
-    return averaged(config, previous, mean, weight) if config.private else mean
-
-
-def _scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
-    return (noised_scale if config.private else stated_range)(config, previous, call)
-
-
-def _reach(config: RunConfig, round_: int, size: int) -> Reach:
-    return (noised_reach if config.private else within_range)(config, round_, size)
-
-
 def _releases(config: RunConfig) -> list[Release]:
     if config.private:
         return releases(config)
@@ -207,21 +174,13 @@ def _releases(config: RunConfig) -> list[Release]:
     ]
 
 
-SUBSPACE: Algorithm = FEDAVG._replace(
+SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
-    secret=True,
     settings=FEDAVG.settings | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
-    memory="history",
-    reach=_reach,
-    upload_size=lambda config, _parameters: config.dim + (extra_numbers(config) if config.private else 0),
+    delivers="consensus",
     resolve=_resolve,
-    client_init=_start,
-    client_round=_round,
-    client_finish=_finish,
-    server_round=_aggregate,
-    carried=nothing_carried,  # clients carry momentum themselves, in n dimensions
-    scale=_scale,
-    divisor=lambda config: expected_number(config) if config.private else None,
+    client=ClientSide(_start, _round, _finish),
+    server=servers.SUBSPACE,  # clients carry momentum themselves, in n dimensions
     releases=_releases,
     lr_factor=2.0,
 )

@@ -34,7 +34,7 @@ from fedrp.attacks.record import record
 from fedrp.attacks.target_models import SMOOTH, Victim
 from fedrp.attacks.view import ADVERSARIES, Recording
 from fedrp.config import RunConfig, require, require_choice
-from fedrp.crypto.secret import KEY_BYTES
+from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.errors import ConfigError, DataError
 from fedrp.learning.data import Dataset, load_dataset
 from fedrp.learning.task import Task

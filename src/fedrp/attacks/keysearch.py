@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedrp.crypto.secret import KEY_BYTES, SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.projection.families import make_projection
 from fedrp.types import Vector
 

@@ -13,7 +13,8 @@ from fedrp.attacks.inversion import gradient_at, scaled
 from fedrp.attacks.metrics import Pictures
 from fedrp.attacks.observations import angles
 from fedrp.attacks.view import View
-from fedrp.crypto.secret import KEY_BYTES, SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.learning.models import secret_initial
 from fedrp.rng import RunSeed
 

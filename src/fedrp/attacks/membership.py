@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.metrics import area, true_positives_at
 from fedrp.config import RunConfig, from_settings, require, settled
 from fedrp.errors import ConfigError

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.algorithms import ALGORITHMS
-from fedrp.algorithms.base import Local, Participant, Step
+from fedrp.algorithms.client_side import Local, Participant, Step
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
 from fedrp.config import require_choice, settled
 from fedrp.crypto.sealing import Place
-from fedrp.crypto.secret import KEY_BYTES, SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.models import built, layout_of, public_initial, secret_initial
 from fedrp.learning.training import Objective, Stack
@@ -51,7 +52,7 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     require_choice("algorithm to attack", config.algorithm, _UPDATES)
     keys = opened_keys(view) if view.insider else _guessed_keys(view, guess)
     model = _model(view, keys, round_)
-    secret = ALGORITHMS[config.algorithm].secret
+    secret = ALGORITHMS[config.algorithm].server.round_keys
     projection = _project(view, model.size)(keys[round_]) if secret else None
     difference = _UPDATES[config.algorithm]
     return [
@@ -110,9 +111,8 @@ def _vectors(view: View, round_: int) -> dict[tuple[int, ...], Update]:
         raise ConfigError("clients=1: there is no other client to attack")
     total = aggregates[round_].astype(np.float64) * count
     past = [aggregates[earlier] for earlier in (round_ - 1, round_ - 2) if earlier in aggregates]
-    carried = ALGORITHMS[config.algorithm].carried(config, past)
-    if carried is not None:
-        total -= carried.astype(np.float64) * count
+    carried = ALGORITHMS[config.algorithm].server.aggregate(config, past, np.zeros_like(aggregates[round_]), 1.0)
+    total -= carried.astype(np.float64) * count
     others = tuple(client for client in range(config.clients) if client != insider)
     return {others: (total - vectors[insider]) / (count - 1)}
 
@@ -123,7 +123,7 @@ def _aggregates(view: View) -> dict[int, Vector]:
 
 
 def _guessed_keys(view: View, guess: RunSeed) -> Keys:
-    if not ALGORITHMS[view.public.config.algorithm].secret:
+    if not ALGORITHMS[view.public.config.algorithm].server.round_keys:
         return {}
     rounds = range(view.public.config.rounds + 1)
     return {round_: SecretKey(guess.generator("guessed-key", round_).bytes(KEY_BYTES)) for round_ in rounds}
@@ -148,8 +148,8 @@ def _model(view: View, keys: Keys, round_: int) -> Vector:
     history = [Step(keys.get(past), aggregates.get(past)) for past in range(round_)]
     size = layout_of(built(public.model)).size
     local = Local(public.config, None, 0, _project(view, size), _no_training)
-    start = Participant(algorithm.client_init(public.config, initial), history, SecretKey(bytes(KEY_BYTES)), None)
-    return algorithm.client_finish(local, start).model
+    start = Participant(algorithm.client.init(public.config, initial), history, SecretKey(bytes(KEY_BYTES)), None)
+    return algorithm.client.finish(local, start).model
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:

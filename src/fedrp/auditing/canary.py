@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp.algorithms import ALGORITHMS
 from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
 from fedrp.config import RunConfig, require, require_choice, settled
 from fedrp.crypto.roster import Roster
@@ -132,7 +132,7 @@ def audit(
         raise ConfigError(
             "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
         )
-    if not ALGORITHMS[config.algorithm].exchanges:
+    if not ALGORITHMS[config.algorithm].server.exchanges:
         raise ConfigError(f"algorithm '{config.algorithm}' sends nothing: there is nothing to audit")
     claimed = _resolved(config, parameters)
     claim, event = _claim(claimed, adversary)
@@ -225,9 +225,9 @@ class Mechanism:
         config, bench = self.config, self._bench(inside, seed)
         sites = [_site(seed, client) for client in range(config.clients)]
         silos = [Silo(client) for client in range(config.clients)]
-        size = bench.algorithm.upload_size(config, self.parameters)
+        size = bench.algorithm.server.upload_size(config, self.parameters)
         server = server_side.new_coordinator(config, _RUN, size)
-        if bench.algorithm.secret or config.secure_aggregation:
+        if bench.algorithm.server.round_keys or config.secure_aggregation:
             hellos = {client: hello(bench, client, site) for client, site in enumerate(sites)}
             server = server_side.welcome(server, server_side.read(server, hellos))
             silos, replies = _delivered(bench, silos, sites, server_side.request_key(server, 0))
@@ -299,7 +299,7 @@ def _scores(mechanism: Mechanism, adversary: Adversary, seed: int) -> tuple[floa
     config = mechanism.config
     runs = [mechanism.run(inside, seed) for inside in (True, False)]
     views = [_seen(config, adversary, run) for run in runs]
-    if not ALGORITHMS[config.algorithm].secret or adversary in _KNOW_THE_MATRIX:
+    if not ALGORITHMS[config.algorithm].server.round_keys or adversary in _KNOW_THE_MATRIX:
         # With the same secrets the noise is the same, so the difference of the two runs is what the canary sends. Who
         # knows the matrix knows that, and the likelihood ratio is a function of the part of the view along it.
         patterns = [views[0] - views[1]] * 2
@@ -327,9 +327,8 @@ def _own_parts(config: RunConfig, aggregates: list[Vector]) -> FloatArray:
     """What each round added to its aggregate; the rest follows from the aggregates before."""
     parts = np.stack(aggregates).astype(np.float64)
     for round_ in range(len(aggregates)):
-        carried = ALGORITHMS[config.algorithm].carried(config, aggregates[max(0, round_ - 2) : round_][::-1])
-        if carried is not None:
-            parts[round_] -= carried
+        past = aggregates[max(0, round_ - 2) : round_][::-1]
+        parts[round_] -= ALGORITHMS[config.algorithm].server.aggregate(config, past, np.zeros_like(aggregates[0]), 1.0)
     return parts
 
 

@@ -70,7 +70,7 @@ def compare(config: Path | None, **given: Any) -> None:
 
     An option is for those of the algorithms that use it; one that none of them uses is an error.
     """
-    from fedrp.algorithms import for_each
+    from fedrp.algorithms.table import for_each
     from fedrp.learning.task import named_task
     from fedrp.reporting.report import plot_accuracy, print_table, privacy_lines
     from fedrp.simulation.runfolder import COMPARISON_FILE, begin_comparison, begun_comparison
@@ -175,7 +175,7 @@ def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, A
 @cli.command()
 def algorithms() -> None:
     """List the algorithms."""
-    from fedrp.algorithms import ALGORITHMS
+    from fedrp.algorithms.table import ALGORITHMS
 
     for name, algorithm in ALGORITHMS.items():
         print(f"{name:<16} {algorithm.summary}")

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedrp.crypto.sealing import Identity, PublicKeys, parts, proves, require_usable
-from fedrp.crypto.secret import KEY_BYTES, SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.errors import ConfigError
 from fedrp.files import PRIVATE, read_private, write_new
 

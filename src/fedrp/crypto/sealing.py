@@ -37,29 +37,23 @@ from cryptography.hazmat.primitives.hpke import (
 )
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedrp.crypto.secret import KEY_BYTES, SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import (
+    ENVELOPE_BYTES,
+    HYBRID_KEY_BYTES,
+    KEY_BYTES,
+    MLKEM_BYTES,
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+)
 from fedrp.errors import ConfigError, ProtocolError
 
-PUBLIC_KEY_BYTES = 32
-SIGNATURE_BYTES = 64
-_MLKEM_BYTES = 1184
-HYBRID_KEY_BYTES = _MLKEM_BYTES + PUBLIC_KEY_BYTES
-_TAG_BYTES = 16
 _FIELD = 2**255 - 19  # of X25519 and of Ed25519: coordinates are numbers below it
 _SIGN_BIT = 1 << 255  # of an Ed25519 key, beside the coordinate y
 _PROOF_LABEL = b"fedrp proof of possession v1|"
 
 _KEMS = {"x25519": KEM.X25519, "hybrid": KEM.MLKEM768_X25519}
 _NO_MLKEM = "sealing='hybrid' needs ML-KEM, which this machine's cryptography lacks: upgrade it"
-# Of an envelope: the encapsulated key, the sealed key, its authentication tag, the dealer's signature.
-ENVELOPE_BYTES = {
-    "x25519": 32 + KEY_BYTES + _TAG_BYTES + SIGNATURE_BYTES,
-    "hybrid": 1088 + 32 + KEY_BYTES + _TAG_BYTES + SIGNATURE_BYTES,
-}
-
-
-# Of a mask key as it is sent: the public key and the identity's signature.
-MASK_KEY_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 
 
 class Entropy(Protocol):
@@ -243,12 +237,12 @@ def _x25519(seed: SecretKey) -> X25519PrivateKey:
 
 def _points(keys: PublicKeys) -> list[bytes]:
     """The X25519 keys among a client's public keys."""
-    return [keys.x25519, *([keys.hybrid[_MLKEM_BYTES:]] if keys.hybrid else [])]
+    return [keys.x25519, *([keys.hybrid[MLKEM_BYTES:]] if keys.hybrid else [])]
 
 
 def parts(keys: PublicKeys) -> list[bytes]:
     """The public keys one by one, a hybrid one in its two parts: no two clients may have any of them in common."""
-    return [keys.ed25519, *_points(keys), *([keys.hybrid[:_MLKEM_BYTES]] if keys.hybrid else [])]
+    return [keys.ed25519, *_points(keys), *([keys.hybrid[:MLKEM_BYTES]] if keys.hybrid else [])]
 
 
 def require_usable(keys: PublicKeys) -> None:
@@ -268,7 +262,7 @@ def require_usable(keys: PublicKeys) -> None:
         for point in (_bytes(twin), *_points(keys)):
             _probe().exchange(X25519PublicKey.from_public_bytes(point))  # zero for points of small order
         if keys.hybrid:
-            MLKEM768PublicKey.from_public_bytes(keys.hybrid[:_MLKEM_BYTES])
+            MLKEM768PublicKey.from_public_bytes(keys.hybrid[:MLKEM_BYTES])
     except UnsupportedAlgorithm:  # whoever seals to it will be told
         pass
     except ValueError:
@@ -337,16 +331,9 @@ def _sealing_key(public: PublicKeys, sealing: str, number: int) -> X25519PublicK
         return X25519PublicKey.from_public_bytes(public.x25519)
     if not public.hybrid:
         raise ConfigError(f"sealing='hybrid', but client {number} has no hybrid key in the roster: make its keys anew")
-    lattice, point = public.hybrid[:_MLKEM_BYTES], public.hybrid[_MLKEM_BYTES:]
+    lattice, point = public.hybrid[:MLKEM_BYTES], public.hybrid[MLKEM_BYTES:]
     try:
         first = MLKEM768PublicKey.from_public_bytes(lattice)
     except UnsupportedAlgorithm:
         raise ConfigError(_NO_MLKEM) from None
     return MLKEM768X25519PublicKey(first, X25519PublicKey.from_public_bytes(point))
-
-
-def split(data: bytes, size: int, count: int, what: str) -> list[bytes]:
-    """`count` pieces of `size` bytes; anything else is refused."""
-    if len(data) != size * count:
-        raise ProtocolError(f"{what}: {len(data)} bytes, expected {count} x {size}")
-    return [data[start : start + size] for start in range(0, len(data), size)]

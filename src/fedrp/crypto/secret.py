@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from scipy.special import ndtri
 
-KEY_BYTES = 32
+from fedrp.crypto.sizes import KEY_BYTES
+
 _AES_BLOCK = 16
 _CHUNK = 1 << 20
 _BELOW_ONE = 1 - 2.0**-53

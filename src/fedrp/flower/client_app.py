@@ -181,7 +181,7 @@ def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
 
 
 def _answered(desk: _Desk, silo: Silo, packet: bytes, round_: int) -> tuple[Silo, bytes]:
-    if desk.bench.algorithm.exchanges:
+    if desk.bench.algorithm.server.exchanges:
         ((silo, reply),) = respond(desk.bench, [silo], [desk.site], [packet])
         return silo, reply
     while silo.round < round_:  # clients that never talk count for themselves: nothing is missed, nothing done twice
@@ -192,7 +192,7 @@ def _answered(desk: _Desk, silo: Silo, packet: bytes, round_: int) -> tuple[Silo
 def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
     """Keep the delivered model and its score. The state stays: the last packet may come again."""
     silo = desk.folder.load(desk.context.index)
-    if not desk.bench.algorithm.exchanges:
+    if not desk.bench.algorithm.server.exchanges:
         silo, _ = _answered(desk, silo, packet, round_)
         desk.folder.save(silo)
     model = finished(desk.bench, silo, desk.site, packet).model

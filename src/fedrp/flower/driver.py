@@ -16,12 +16,12 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedrp.algorithms.cohort import needed as quorum_of
+from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.limits import DIGEST_BYTES
 from fedrp.protocol.server import Coordinator, Reply
 from fedrp.protocol.wire import Kind
 from fedrp.storage.server import ServerFolder

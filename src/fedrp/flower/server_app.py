@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
@@ -44,7 +44,7 @@ def serve(grid: Grid, context: Context, model: ModelFactory) -> None:
         raise ConfigError(f"min_clients={pacing.min_clients} is more than clients={config.clients}")
     parameters = parameter_count(model)
     config = resolved(config, parameters)
-    size = ALGORITHMS[config.algorithm].upload_size(config, parameters)
+    size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
     with ServerFolder.open(Path(pacing.store), config) as folder:
         server = folder.load(new_coordinator(config, folder.run, size))
         drive(grid, server, folder, pacing, lambda text: _LOG.info("fedrp: %s", text))

@@ -8,7 +8,8 @@ import numpy as np
 import psutil
 import torch
 
-from fedrp.crypto.secret import KEY_BYTES, SecretKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.projection.families import DEFAULT_MEMORY, make_projection
 from fedrp.rng import RunSeed
 

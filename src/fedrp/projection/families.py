@@ -22,6 +22,7 @@ from fedrp.config import require_choice
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.projection import kernels
+from fedrp.projection.tags import TAGS
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -245,25 +246,18 @@ def _balanced_norm(columns: int, rows: int) -> float:
 
 
 class Family(NamedTuple):
-    """One way to make A: its code on the wire, the version of its map from key to A, its norm bound, its maker."""
+    """One way to make A: its norm bound and its maker. Its code on the wire is in `fedrp.projection.tags`."""
 
-    code: int
-    version: int
     norm_bound: Callable[[int, int], float]  # of (columns, rows)
     make: Callable[[SecretKey, int, int, int], Projection]  # of (key, columns, rows, memory_bytes)
     hiding_ratio: int  # n/m from which A w for one known w leaves A undetermined; see `fedrp.algorithms.given_start`
 
 
 FAMILIES = {
-    "gaussian": Family(1, 1, _gaussian_norm, GaussianProjection, 1),
-    "sign": Family(2, 1, _balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows), 24),
-    "hadamard": Family(3, 1, _balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows), 12),
+    "gaussian": Family(_gaussian_norm, GaussianProjection, 1),
+    "sign": Family(_balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows), 24),
+    "hadamard": Family(_balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows), 12),
 }
-
-
-def projection_tag(family: str) -> int:
-    """A family and its version as one number for messages: equal tags mean equal matrices for equal keys."""
-    return FAMILIES[family].code << 8 | FAMILIES[family].version
 
 
 def norm_bound(family: str, columns: int, rows: int) -> float:
@@ -278,7 +272,7 @@ def make_projection(
     require_choice("projection", family, FAMILIES)
     if not 1 <= rows <= columns:
         raise ConfigError(f"dim={rows}: must be from 1 to the number of parameters, {columns}")
-    label = f"projection/{family}/v{FAMILIES[family].version}/{rows}x{columns}"
+    label = f"projection/{family}/v{TAGS[family].version}/{rows}x{columns}"
     return FAMILIES[family].make(key.derive(label), columns, rows, memory_bytes)
 
 

@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedrp.algorithms import ALGORITHMS, wire_tag
-from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Step, Upload
+from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_dp import most_rounds
+from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload
+from fedrp.algorithms.servers import wire_tag
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.config import RunConfig, settled
 from fedrp.crypto import secure_aggregation
@@ -152,7 +154,7 @@ class Workbench:
     @property
     def upload_size(self) -> int:
         """How many numbers a client sends in a round."""
-        return self.algorithm.upload_size(self.config, self.trainer.layout.size)
+        return self.algorithm.server.upload_size(self.config, self.trainer.layout.size)
 
     @functools.cached_property
     def limits(self) -> Limits:
@@ -320,7 +322,7 @@ def _restarted(bench: Workbench, silo: Silo, inbox: _Inbox) -> Silo:
     call = inbox.call
     if call is not None and call.round <= silo.round:  # it has done that for this round before
         return silo
-    if bench.algorithm.memory == "history":
+    if bench.algorithm.server.memory == "history":
         anew = bool(inbox.of(Kind.REBUILD))
     else:  # elsewhere a client's own past would be lost, and a server could choose whose
         void = {message.round for message in inbox.of(Kind.VOID)}
@@ -395,14 +397,14 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     call = works[0].inbox.call
     count = call.weight if call else len(works)
     local = Local(config, key, count, bench.project, train)
-    uploads = bench.algorithm.client_round(local, [plan.participant for plan in plans])
+    uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
 
 def _round_of(bench: Workbench, silo: Silo, site: Site, inbox: _Inbox) -> int | None:
     """The round that a packet asks for, if any."""
     config = bench.config
-    if not bench.algorithm.exchanges:
+    if not bench.algorithm.server.exchanges:
         return silo.round + 1
     if inbox.call is None:
         return None
@@ -432,10 +434,10 @@ def _round_of(bench: Workbench, silo: Silo, site: Site, inbox: _Inbox) -> int | 
 
 
 def _plan(bench: Workbench, silo: Silo, site: Site, inbox: _Inbox, round_: int) -> _Plan:
-    state = silo.state or bench.algorithm.client_init(bench.config, _initial_model(bench, silo, site))
-    if bench.algorithm.exchanges:
-        size, memory = bench.upload_size, bench.algorithm.memory
-        past = past_rounds(bench.config, bench.algorithm, size, inbox.messages, silo.since, round_)
+    state = silo.state or bench.algorithm.client.init(bench.config, _initial_model(bench, silo, site))
+    if bench.algorithm.server.exchanges:
+        size, memory = bench.upload_size, bench.algorithm.server.memory
+        past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, silo.since, round_)
     else:
         memory, past = "own", [Past(0, None)]
     history = [Step(_open(bench, silo, site, step.round), step.aggregate) for step in past]
@@ -454,7 +456,7 @@ def _initial_model(bench: Workbench, silo: Silo, site: Site) -> Vector:
 
 def _open(bench: Workbench, silo: Silo, site: Site, round_: int) -> SecretKey | None:
     """The key of a round, opened from its envelope; None where the algorithm has no secrets."""
-    if not bench.algorithm.secret:
+    if not bench.algorithm.server.round_keys:
         return None
     if round_ not in silo.envelopes:
         raise ProtocolError(f"client {silo.index} has no sealed key for round {round_}")
@@ -473,18 +475,18 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
         return silo, wire.encode(replies)
-    if bench.algorithm.exchanges:
+    if bench.algorithm.server.exchanges:
         payload: wire.Payload = upload.vector
         mark = upload.fingerprint
         if bench.config.secure_aggregation:
             silo, payload = _masked(bench, work._replace(silo=silo), plan, upload.vector)
-            if bench.algorithm.memory == "own":  # so that an honest server sums only those whose masks cancel
+            if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
                 mark = plan.transcript[:FINGERPRINT_BYTES]
         fields = (bench.run, round_, silo.index, payload, weight_of(bench, site), bench.tag, mark)
         replies.insert(0, Message(Kind.UPLOAD, *fields))
     reply = wire.encode(replies)
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
-    replays = bench.algorithm.memory == "history"
+    replays = bench.algorithm.server.memory == "history"
     oldest = round_ if replays else plan.past[-1].round
     moved = dataclasses.replace(
         silo,
@@ -506,7 +508,7 @@ def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise
     if inbox.call is None or round_ is None:
         raise ProtocolError("a masked upload needs a list of participants")
     call = Call.of(inbox.call.payload)
-    scale = bench.algorithm.scale(bench.config, plan.participant.previous, call)
+    scale = bench.algorithm.server.scale(bench.config, plan.participant.previous, call)
     words, cut = grid.encode(vector, scale, weight_of(bench, site))
     if cut:
         _log.warning(
@@ -551,7 +553,7 @@ def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientS
         raise ProtocolError(f"client {silo.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
     plan = _plan(bench, silo, site, inbox, end[-1].round + 1 if end else silo.since + 1)
-    return bench.algorithm.client_finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
+    return bench.algorithm.client.finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:
@@ -560,7 +562,7 @@ def _no_training(_start: Stack, _objective: Objective) -> Stack:
 
 def _dealt(bench: Workbench, silo: Silo, site: Site, round_: int) -> tuple[Silo, Message]:
     """Draw the key of a round, seal it to everyone in the roster, and sign; once per round."""
-    if not bench.algorithm.secret or round_ > bench.config.rounds or round_ <= silo.dealt:
+    if not bench.algorithm.server.round_keys or round_ > bench.config.rounds or round_ <= silo.dealt:
         raise ProtocolError(f"client {silo.index} deals no key for round {round_}: it has dealt up to {silo.dealt}")
     key = site.entropy.secret("round-key", round_)
     place = _place(bench, round_, silo.index, silo.index)

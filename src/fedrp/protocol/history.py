@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms.base import Algorithm, Reach
+from fedrp.algorithms.server_side import Reach, ServerSide
 from fedrp.config import RunConfig
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
@@ -25,7 +25,7 @@ class Past(NamedTuple):
 
 
 def past_rounds(
-    config: RunConfig, algorithm: Algorithm, size: int, inbox: Sequence[Message], since: int, round_: int
+    config: RunConfig, algorithm: ServerSide, size: int, inbox: Sequence[Message], since: int, round_: int
 ) -> list[Past]:
     """What a client whose state is of round `since` applies before it takes part in `round_`.
 

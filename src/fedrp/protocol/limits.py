@@ -1,17 +1,16 @@
 """How much a party takes in one packet: known from the configuration, before anything is read."""
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.servers import server_side
 from fedrp.config import RunConfig
-from fedrp.crypto.sealing import ENVELOPE_BYTES, MASK_KEY_BYTES
+from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES
 from fedrp.protocol.wire import Kind, Limit, Limits
 
-DIGEST_BYTES = 32
 MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # a client's number and its signed mask key
 
 
 def from_server(config: RunConfig, upload_size: int) -> Limits:
     """What a client takes in a packet of the server's."""
-    replayed = config.rounds if ALGORITHMS[config.algorithm].memory == "history" else 1
+    replayed = config.rounds if server_side(config).memory == "history" else 1
     envelope = ENVELOPE_BYTES[config.sealing]
     return {
         Kind.ROUND: Limit(1, 8 * config.clients),

@@ -15,18 +15,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.algorithms import ALGORITHMS, cohort, wire_tag
-from fedrp.algorithms.base import Algorithm
+from fedrp.algorithms import cohort
+from fedrp.algorithms.server_side import ServerSide
+from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.compression import grid
 from fedrp.config import RunConfig
 from fedrp.crypto import secure_aggregation
-from fedrp.crypto.sealing import ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.aggregate import trimmed_mean, weighted_mean
 from fedrp.protocol.history import require_reachable
-from fedrp.protocol.limits import DIGEST_BYTES, from_client
+from fedrp.protocol.limits import from_client
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Message, Payload
 from fedrp.types import Packets, Vector
 
@@ -87,9 +88,9 @@ class Coordinator:
     complaints: tuple[Complaint, ...] = ()  # that a round was given up for
 
     @property
-    def algorithm(self) -> Algorithm:
-        """The functions of the configured algorithm."""
-        return ALGORITHMS[self.config.algorithm]
+    def algorithm(self) -> ServerSide:
+        """The server side of the configured algorithm."""
+        return server_side(self.config)
 
     @property
     def latest(self) -> int:
@@ -315,10 +316,7 @@ def _aggregated(server: Coordinator, uploads: Mapping[int, Message], corrections
             mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
         certified = server.algorithm.certify(server.config, vectors)
     past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
-    aggregate = server.algorithm.server_round(server.config, past[0] if past else None, mean, weight)
-    carried = server.algorithm.carried(server.config, past)
-    if carried is not None:
-        aggregate = aggregate + carried
+    aggregate = server.algorithm.aggregate(server.config, past, mean, weight)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     try:  # clients would refuse it
@@ -454,7 +452,7 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     0 until nothing is asked: each time it is the turn of the next client in the roster.
     """
     lacking = [r for r in _to_be_dealt(server) if r <= server.config.rounds and r not in server.dealt]
-    if not server.algorithm.secret or not lacking:
+    if not server.algorithm.round_keys or not lacking:
         return {}
     first = 0 if server.round == 0 else server.round + 1
     requests = [_message(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
@@ -546,7 +544,7 @@ def _apart(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int
 
 def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int) -> int | None:
     """Who deals the key of the next round: the clients take turns."""
-    if not server.algorithm.secret or round_ >= server.config.rounds:
+    if not server.algorithm.round_keys or round_ >= server.config.rounds:
         return None
     trusted = [client for client in participants if client not in _distrusted(server)]
     return trusted[round_ % len(trusted)] if trusted else None

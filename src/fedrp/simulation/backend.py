@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
-from fedrp.algorithms.base import ClientState
+from fedrp.algorithms.client_side import ClientState
 from fedrp.config import RunConfig, Speed
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey

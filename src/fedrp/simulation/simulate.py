@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from fedrp.algorithms import ALGORITHMS, require_used
 from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.table import ALGORITHMS, require_used
 from fedrp.config import RunConfig, Speed
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
@@ -72,9 +72,9 @@ def simulate(
     untrained = rehearse(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
-    upload_size = ALGORITHMS[config.algorithm].upload_size(setup.config, layout.size)
+    upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)
     server = server_side.new_coordinator(setup.config, setup.run, upload_size)
-    privacy = statements(server.algorithm.releases(setup.config), setup.config.dp_delta)
+    privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     traffic = Traffic()
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
@@ -126,7 +126,7 @@ def _require_summable(config: RunConfig) -> None:
             f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
             "each finds the other's vector in the average"
         )
-    if ALGORITHMS[config.algorithm].memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
+    if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
         raise ConfigError(
             f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
             "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
@@ -206,7 +206,7 @@ def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
 def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
     """Have the clients say hello, where something depends on it, and deal the first round keys."""
     config = server.config
-    if not (server.algorithm.secret or config.secure_aggregation or config.weighting == "samples"):
+    if not (server.algorithm.round_keys or config.secure_aggregation or config.weighting == "samples"):
         return server, Traffic()
     hellos = hosts.hello()
     server, keys = _keys(server_side.welcome(server, server_side.read(server, hellos)), hosts)
@@ -303,7 +303,7 @@ def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation
     """Score the models of the last completed round: what would be delivered if the run ended now."""
     everyone = tuple(range(server.config.clients))
     chosen = delivering_client(server.config)
-    if server.algorithm.delivers == "consensus":
+    if ALGORITHMS[server.config.algorithm].delivers == "consensus":
         delivered = hosts.score(server_side.finish(server, (chosen,)))[chosen]
         same = delivered.accuracy
         return Evaluation(delivered, delivered, same, same, same)
@@ -338,7 +338,7 @@ def _finish(
     return RunResult(
         config=setup.config,
         parameters=parameters,
-        secret=server.algorithm.secret,
+        secret=server.algorithm.round_keys,
         records=tuple(rounds),
         last_traffic=Traffic.of(packets, {}),
         privacy=privacy,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrp.algorithms import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, from_settings, read_toml, require, require_choice, require_types
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
 from fedrp.files import locked, write_atomically

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrp.config import RunConfig, to_json
-from fedrp.crypto.sealing import split
+from fedrp.crypto.sizes import split
 from fedrp.errors import ConfigError, SiteError, first_line
 from fedrp.files import locked, write_atomically
 from fedrp.protocol.server import Complaint, Coordinator, Dealt, MaskEntry

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from safetensors.torch import save as packed
 
-from fedrp.algorithms.base import ClientState
+from fedrp.algorithms.client_side import ClientState
 from fedrp.config import RunConfig, to_json
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey

@@ -1,0 +1,70 @@
+"""The client's side of an algorithm: explicit state, and pure functions that make an upload of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedrp.config import RunConfig
+from fedrp.crypto.secret import SecretKey
+from fedrp.learning.training import Objective, Stack
+from fedrp.projection.families import Projection
+from fedrp.types import NO_FINGERPRINT, Precise, Vector
+
+NOTHING: Vector = np.zeros(0, np.float32)
+
+
+class ClientState(NamedTuple):
+    """What a client keeps from round to round."""
+
+    model: Vector  # (n,) w_i
+    carry: Vector = NOTHING  # what else the algorithm remembers: the dual variable, the initial model
+
+
+class Step(NamedTuple):
+    """A past round, as a client learns of it: the key that its projection came from, and its aggregate."""
+
+    key: SecretKey | None
+    aggregate: Vector | None  # None for round 0, the set-up
+
+
+class Participant(NamedTuple):
+    """A client that is asked to take part in a round."""
+
+    state: ClientState
+    history: Sequence[Step]  # from the last round it took part in (0: the set-up) to the one before this
+    noise: SecretKey  # its own randomness of this round, known to nobody else
+    previous: Vector | None  # the last aggregate, also if it was applied before; None before there is one
+
+
+class Local(NamedTuple):
+    """What a group of clients has at hand in one round."""
+
+    config: RunConfig  # resolved
+    key: SecretKey | None  # of this round
+    participants: int  # how many clients take part, as the server announced
+    project: Callable[[SecretKey], Projection]
+    train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
+
+
+class Upload(NamedTuple):
+    """A client's new state and the vector that it sends."""
+
+    state: ClientState
+    vector: Vector | Precise  # double precision only where it is to be masked, which rounds it
+    fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """An algorithm as a client knows it. Configs are resolved; no function changes its inputs."""
+
+    init: Callable[[RunConfig, Vector], ClientState]  # from the initial model
+    round: Callable[[Local, Sequence[Participant]], list[Upload]]
+    finish: Callable[[Local, Participant], ClientState]  # what is delivered after the last round
+
+
+def stacked(vectors: Sequence[Vector]) -> Stack:
+    """Rows for training; a single vector is not copied (it may have 134 million numbers)."""
+    return vectors[0][None] if len(vectors) == 1 else np.stack(vectors)

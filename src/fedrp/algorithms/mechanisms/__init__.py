@@ -1,0 +1,1 @@
+"""What a client does to an update before it leaves: clip, add noise."""

@@ -1,0 +1,64 @@
+"""The table of algorithms. To add one: a file with an `Algorithm` record, and a line here."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fedrp.algorithms.base import Algorithm as Algorithm
+from fedrp.algorithms.fedadmm import FEDADMM
+from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.algorithms.fedavg_dp import FEDAVG_DP
+from fedrp.algorithms.fedrp import FEDRP
+from fedrp.algorithms.fwc import FWC
+from fedrp.algorithms.subspace import SUBSPACE
+from fedrp.config import RunConfig, require_choice
+from fedrp.errors import ConfigError
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedrp-subspace": SUBSPACE,
+    "fedrp": FEDRP,
+    "fedavg": FEDAVG,
+    "fedavg-dp": FEDAVG_DP,
+    "fedadmm": FEDADMM,
+    "fwc": FWC,
+}
+
+
+def require_used(config: RunConfig) -> None:
+    """Refuse a setting that does nothing with the config's algorithm; one that has its default value was not given.
+
+    `dim` passes everywhere: settings that are shared by runs to be compared name it.
+    """
+    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != field.default and field.name in _idle(config, config.algorithm):
+            users = [name for name, algorithm in ALGORITHMS.items() if field.name in algorithm.settings]
+            if config.algorithm in users:  # but not together with the other settings
+                users = ["--secure-aggregation without noise"]
+            raise ConfigError(
+                f"{field.name}={value} does nothing with algorithm '{config.algorithm}': leave it out, or use "
+                f"{' or '.join(users)}"
+            )
+
+
+def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
+    """One set of settings for several algorithms: what one does not use is left out there, if another uses it."""
+    for name in names:
+        require_choice("algorithm", name, ALGORITHMS)
+    nowhere = frozenset.intersection(*(_idle(config, name) for name in names))
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
+    configs = []
+    for name in names:
+        idle = {setting: defaults[setting] for setting in _idle(config, name) - nowhere}
+        configs.append(dataclasses.replace(config, algorithm=name, **idle))
+    return configs
+
+
+def _idle(config: RunConfig, name: str) -> frozenset[str]:
+    """Settings that do nothing with an algorithm, the others being as they are."""
+    used = ALGORITHMS[name].settings
+    idle = frozenset[str]().union(*(algorithm.settings for algorithm in ALGORITHMS.values())) - used
+    # With noise the range of masked numbers follows from the clip.
+    ranged = config.secure_aggregation and not (config.private and "dp_epsilon" in used)
+    return idle if ranged else idle | {"secure_range"}
