@@ -1,7 +1,7 @@
 """Reproducible randomness: a public run seed and its named streams.
 
 A `RunSeed` decides everything that must repeat: splits, batches, sampling. It is printed in results, so nothing
-that must stay hidden may come from it; that is what `fedrp.crypto.secret` is for, and neither type converts to the other.
+that must stay hidden may come from it; that is what `fedrp.crypto.secret` is for. Neither type converts to the other.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The distinguishing game: runs of a mechanism as it is deployed, in two neighbouring worlds, seen by an adversary.
 
-Clients and server are the real ones (`fedrp.protocol.client`, `fedrp.protocol.server`), and an adversary sees what the bytes between
-them say. Only local training is replaced: a canary's takes the worst step there is, the others' take none.
+Clients and server are the real ones (`fedrp.protocol`), and an adversary sees what the bytes between them say. Only
+local training is replaced: a canary's takes the worst step there is, the others' take none.
 
 - Noise mechanisms: inside, the canary's gradient is long and points in a fixed direction; outside, it is zero.
 - Printed FedRP in a ball: inside, the canary moves straight away from the origin; outside, straight towards it.

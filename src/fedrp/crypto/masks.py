@@ -1,4 +1,7 @@
-"""Secure aggregation, the secret part: the masks that two clients share. The argument is in `fedrp.crypto.secure_aggregation`."""
+"""Secure aggregation, the secret part: the masks that two clients share.
+
+The argument is in `fedrp.crypto.secure_aggregation`.
+"""
 
 import hashlib
 import struct

@@ -1,7 +1,7 @@
 """The server's loop over a Flower grid: who is there, who is asked, how long to wait, what is kept.
 
-All that it decides is in `fedrp.protocol.server`; this file carries packets and is patient. One exchange per round in the
-normal case. Nothing depends on clocks being right: waiting is measured with the monotonic clock of this machine alone.
+All that it decides is in `fedrp.protocol.server`; this file carries packets and is patient. One exchange per round in
+the normal case. Nothing depends on clocks being right: waiting is measured with the monotonic clock of this machine.
 """
 
 import math

@@ -1,7 +1,8 @@
 """The wire: versioned messages, to bytes and back. Nothing else crosses between clients and server.
 
 A *packet* is what one party sends to another in one exchange: messages, one after the other; how many of which kind and
-size a receiver takes is in `fedrp.protocol.limits`. Layout of a message (little endian), 60 bytes of header and the payload:
+size a receiver takes is in `fedrp.protocol.limits`. Layout of a message (little endian), 60 bytes of header and then
+the payload:
 
     magic 3s | version B | kind B | dtype B | projection H | run 16s | round I | sender I | weight I | count I |
     fingerprint 16s | crc32 I | payload (count items)

@@ -51,7 +51,7 @@ _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 class SimulatedEntropy:
     """Secrets of a simulated client, derived from the public run seed so that a simulation repeats exactly.
 
-    They hide nothing from anyone who knows the seed. A deployment takes `fedrp.crypto.sealing.SiteEntropy` and no other.
+    They hide nothing from anyone who knows the seed. A deployment takes `crypto.sealing.SiteEntropy` and no other.
     """
 
     seed: RunSeed
