@@ -255,7 +255,8 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
     for attempt in range(1, carrier.pacing.attempts + 1):
         server = _welcomed(server, carrier)
         opened, packets = coordinator.open_round(server, _coins(server))
-        if opened.participants != server.participants and server.config.participation < 1:
+        sampled = server.config.participation < 1 or server.config.secure_aggregation  # by coins, or by who is there
+        if opened.participants != server.participants and sampled:
             folder.save(opened)  # who was chosen stays chosen, also after a crash
         server = opened
         waiting = coordinator.outstanding(server, replies)
