@@ -160,6 +160,24 @@ def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> No
     assert len({silo.transcript for silo in run.silos.values()}) == 2
 
 
+STILL = {"lr": 1e-30, "local_epochs": 2, "secure_range": 1e9}  # settings by which an upload is known, or nearly
+
+
+@pytest.mark.parametrize("name", [name for name in TALKING if name != "fedavg-dp"])
+@pytest.mark.parametrize("setting", STILL)
+def test_clients_with_other_settings_are_not_summed_with_the_one_who_has_the_true_ones(name: str, setting: str) -> None:
+    """Settings reach a site through the server: with a learning rate of zero all uploads but one would be known."""
+    run = secure(name, clients=5, rounds=3)
+    other = dataclasses.replace(run.bench, config=dataclasses.replace(run.config, **{setting: STILL[setting]}))
+    honest, packets = run.bench, run.open()
+    replies = {}
+    for client, packet in packets.items():
+        run.bench = honest if client == 0 else other
+        replies[client] = run.answer(client, packet)
+    assert np.abs(decoded(run, replies)).max() > 100  # masks that do not cancel
+    assert len({silo.transcript for silo in run.silos.values()}) == 2
+
+
 # --- 3. state that was restored ---------------------------------------------------------------------------------------
 
 
@@ -216,7 +234,7 @@ def test_a_stolen_identity_takes_no_mask_off() -> None:
     silo = run.silos[3]
     stolen = SecretKey(hashlib.sha256(b"all that the thief has is the identity").digest())
     call = Call(tuple(range(5)), (1,) * 5)
-    transcript = extended(b"", 0, 1, run.server.aggregates[1], None)
+    transcript = extended(run.bench.settings, 0, 1, run.server.aggregates[1], None)
     assert transcript == silo.transcript  # public
     sent = words(replies[3])
     place = (run.roster.digest, 3, run.run, 2, call, transcript, None)

@@ -21,7 +21,7 @@ from fedrp import secure_sum, wire
 from fedrp.algorithms import ALGORITHMS, wire_tag
 from fedrp.algorithms.base import Algorithm, ClientState, Local, Participant, Precise, Step, Upload
 from fedrp.algorithms.private import most_rounds
-from fedrp.config import RunConfig, settled
+from fedrp.config import RunConfig, settings_digest, settled
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.history import Past, past_rounds
 from fedrp.limits import MASK_ENTRY_BYTES, from_server
@@ -148,6 +148,11 @@ class Workbench:
     def upload_size(self) -> int:
         """How many numbers a client sends in a round."""
         return self.algorithm.upload_size(self.config, self.trainer.layout.size)
+
+    @functools.cached_property
+    def settings(self) -> bytes:
+        """What every transcript begins with: settings too reach a client through the server."""
+        return settings_digest(self.config)
 
     @functools.cached_property
     def limits(self) -> Limits:
@@ -435,7 +440,7 @@ def _plan(bench: Workbench, silo: Silo, site: Site, inbox: _Inbox, round_: int) 
         memory, past = "own", [Past(0, None)]
     history = [Step(_open(bench, silo, site, step.round), step.aggregate) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
-    transcript = b"" if memory == "aggregate" else silo.transcript
+    transcript = bench.settings if memory == "aggregate" else silo.transcript or bench.settings
     for (key, aggregate), step in zip(history, past, strict=True):
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, aggregate, key)
     noise = site.entropy.noise(bench.run, round_, inbox.digest)

@@ -5,6 +5,7 @@ Nothing here imports the package, so that vectors made here check the specificat
 
 import hashlib
 import hmac
+import json
 import math
 import struct
 import zlib
@@ -171,6 +172,12 @@ def mask_private(secret):
 def signed_mask_key(secret, signer, run, roster, client):
     key = public(mask_private(secret))
     return key + signer.sign(b"fedrp mask key v1|" + struct.pack("<16s32sI", run, roster, client) + key)
+
+
+def settings_digest(settings):
+    told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in settings.items()}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()
 
 
 def transcript(before, applied_in, past, aggregate, round_key):
