@@ -71,10 +71,10 @@ class SiteConfig:
         require(known, "superlink", self.superlink, "'host:port', without https://")
         require(0.1 <= self.poll <= 60, "poll", self.poll, "0.1 to 60 seconds")
         require(0 <= self.port < 2**16, "port", self.port, "0 to 65535")
-        own = {name for name, value in self.node.items() if isinstance(value, bool | float | int | str)}
-        for name in self.node:
-            require(name in own, f"node.{name}", self.node[name], "text, a number, true or false")
-            require(name not in self._shared, f"node.{name}", self.node[name], f"another name: '{name}' stands above")
+        for name, value in self.node.items():
+            plain = isinstance(value, bool | float | int | str)
+            require(plain, f"node.{name}", value, "text, a number, true or false")
+            require(name not in self._shared, f"node.{name}", value, f"another name: '{name}' stands above")
 
     @property
     def _shared(self) -> dict[str, str]:
