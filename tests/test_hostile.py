@@ -160,6 +160,24 @@ def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> No
     assert len({silo.transcript for silo in run.silos.values()}) == 2
 
 
+@pytest.mark.parametrize("name", TALKING)
+def test_news_beside_a_recovery_get_no_second_answer_to_it(name: str) -> None:
+    """Told to start anew, a client no longer has the transcript that its masks came from."""
+    run = secure(name, clients=5, rounds=6, quorum=0.6)
+    run.round()
+    run.deliver(run.open())
+    request = message(run, Kind.RECOVER, 2, np.array([3, 4], np.uint32))
+    answer = run.answer(0, wire.encode([request]))
+    sealed = wire.messages_of(wire.decode(run.open()[0]), Kind.SEALED)
+    for news in ([message(run, Kind.REBUILD, 3), *sealed], [message(run, Kind.VOID, past) for past in (1, 2)]):
+        packet = wire.encode([*news, request])
+        if news[0].kind is Kind.REBUILD and ALGORITHMS[name].memory == "history":
+            with pytest.raises(ProtocolError, match="client 0 has no masked upload in round 2 to be recovered"):
+                run.answer(0, packet)
+        else:
+            assert run.answer(0, packet) == answer
+
+
 # --- 3. state that was restored ---------------------------------------------------------------------------------------
 
 

@@ -514,7 +514,8 @@ def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise
 
 def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:
     """A client's help in taking off the masks of clients left out of its last round; for one set of them only."""
-    if silo.call is None or request.round != silo.round or request.round == 0:
+    # After it was told to rebuild its state it has not the transcript any more that its masks came from.
+    if silo.call is None or request.round == 0 or not request.round == silo.round == silo.since:
         raise ProtocolError(f"client {silo.index} has no masked upload in round {request.round} to be recovered")
     left_out = secure_sum.clients_of(request.payload)
     secure_sum.require_left_out(bench.config, silo.call, left_out, silo.index)
