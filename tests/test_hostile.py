@@ -29,6 +29,7 @@ from fedrp.sealing import (
 )
 from fedrp.secret import SecretKey
 from fedrp.secure_sum import HEADROOM, Call
+from fedrp.silo import finished
 from fedrp.wire import Kind, Message
 from helpers import Federation, TinyNet, tiny_config
 
@@ -463,6 +464,16 @@ def catch_up(run: Federation, rounds: int) -> bytes:
     zeros = np.zeros(run.server.upload_size, np.float32)
     told = [message(run, Kind.AGGREGATE, past, zeros) for past in range(1, rounds)]
     return wire.encode([*introductions(run, 1), *sealed, *told, call_of(run, rounds)])
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> None:
+    """Before all rounds up to it are looked for: those of four billion would take all of a client's memory."""
+    run = Federation(tiny_config(name))
+    run.round()
+    packet = wire.encode([message(run, Kind.FINISH, 2**32 - 1)])
+    with pytest.raises(ProtocolError, match="the end of round 4294967295 was announced, but the run has 3: refused"):
+        finished(run.bench, run.silos[1], run.sites[1], packet)
 
 
 def test_a_client_deals_one_key_per_round() -> None:

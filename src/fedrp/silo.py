@@ -546,7 +546,10 @@ def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientS
     if complaint:
         raise ProtocolError(f"client {silo.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    plan = _plan(bench, silo, site, inbox, end[-1].round + 1 if end else silo.since + 1)
+    last = end[-1].round if end else silo.since
+    if last > bench.config.rounds:  # before a history of so many rounds is looked for
+        raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
+    plan = _plan(bench, silo, site, inbox, last + 1)
     return bench.algorithm.client_finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
 
 
