@@ -29,6 +29,7 @@ from fedrp.sealing import (
 )
 from fedrp.secret import SecretKey
 from fedrp.secure_sum import HEADROOM, Call
+from fedrp.silo import finished
 from fedrp.wire import Kind, Message
 from helpers import Federation, TinyNet, tiny_config
 
@@ -176,6 +177,24 @@ def test_clients_with_other_settings_are_not_summed_with_the_one_who_has_the_tru
         replies[client] = run.answer(client, packet)
     assert np.abs(decoded(run, replies)).max() > 100  # masks that do not cancel
     assert len({silo.transcript for silo in run.silos.values()}) == 2
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_news_beside_a_recovery_get_no_second_answer_to_it(name: str) -> None:
+    """Told to start anew, a client no longer has the transcript that its masks came from."""
+    run = secure(name, clients=5, rounds=6, quorum=0.6)
+    run.round()
+    run.deliver(run.open())
+    request = message(run, Kind.RECOVER, 2, np.array([3, 4], np.uint32))
+    answer = run.answer(0, wire.encode([request]))
+    sealed = wire.messages_of(wire.decode(run.open()[0]), Kind.SEALED)
+    for news in ([message(run, Kind.REBUILD, 3), *sealed], [message(run, Kind.VOID, past) for past in (1, 2)]):
+        packet = wire.encode([*news, request])
+        if news[0].kind is Kind.REBUILD and ALGORITHMS[name].memory == "history":
+            with pytest.raises(ProtocolError, match="client 0 has no masked upload in round 2 to be recovered"):
+                run.answer(0, packet)
+        else:
+            assert run.answer(0, packet) == answer
 
 
 # --- 3. state that was restored ---------------------------------------------------------------------------------------
@@ -463,6 +482,16 @@ def catch_up(run: Federation, rounds: int) -> bytes:
     zeros = np.zeros(run.server.upload_size, np.float32)
     told = [message(run, Kind.AGGREGATE, past, zeros) for past in range(1, rounds)]
     return wire.encode([*introductions(run, 1), *sealed, *told, call_of(run, rounds)])
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> None:
+    """Before all rounds up to it are looked for: those of four billion would take all of a client's memory."""
+    run = Federation(tiny_config(name))
+    run.round()
+    packet = wire.encode([message(run, Kind.FINISH, 2**32 - 1)])
+    with pytest.raises(ProtocolError, match="the end of round 4294967295 was announced, but the run has 3: refused"):
+        finished(run.bench, run.silos[1], run.sites[1], packet)
 
 
 def test_a_client_deals_one_key_per_round() -> None:

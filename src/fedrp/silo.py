@@ -358,6 +358,8 @@ def _peer_keys(payload: bytes, roster: Roster, run: bytes) -> PeerKeys:
         (client,) = struct.unpack_from("<I", payload, start)
         if client >= len(roster.members):
             raise ProtocolError(f"a mask key of client {client}, who is not in the roster")
+        if keys[client].any():
+            raise ProtocolError(f"two mask keys of client {client} in one packet: refused")
         signed = payload[start + 4 : start + MASK_ENTRY_BYTES]
         public = mask_key_of(signed, roster.members[client].keys.ed25519, run, roster.digest, client)
         keys[client] = np.frombuffer(public, np.uint8)
@@ -519,7 +521,8 @@ def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise
 
 def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:
     """A client's help in taking off the masks of clients left out of its last round; for one set of them only."""
-    if silo.call is None or request.round != silo.round or request.round == 0:
+    # After it was told to rebuild its state it has not the transcript any more that its masks came from.
+    if silo.call is None or request.round == 0 or not request.round == silo.round == silo.since:
         raise ProtocolError(f"client {silo.index} has no masked upload in round {request.round} to be recovered")
     left_out = secure_sum.clients_of(request.payload)
     secure_sum.require_left_out(bench.config, silo.call, left_out, silo.index)
@@ -550,7 +553,10 @@ def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientS
     if complaint:
         raise ProtocolError(f"client {silo.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    plan = _plan(bench, silo, site, inbox, end[-1].round + 1 if end else silo.since + 1)
+    last = end[-1].round if end else silo.since
+    if last > bench.config.rounds:  # before a history of so many rounds is looked for
+        raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
+    plan = _plan(bench, silo, site, inbox, last + 1)
     return bench.algorithm.client_finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
 
 

@@ -31,7 +31,7 @@ from safetensors.torch import save as packed
 from fedrp.algorithms.base import ClientState
 from fedrp.config import RunConfig, to_json
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.files import erase, locked, read_private, refuse_link, write_atomically, write_new
+from fedrp.files import erase, locked, read_private, refuse_link, write_atomically
 from fedrp.models import State
 from fedrp.sealing import MaskKey
 from fedrp.secret import SecretKey
@@ -188,10 +188,7 @@ class SiteFolder:
         if not path.exists():
             if self.status().get("finished"):
                 return None
-            try:
-                write_new(path, fresh.reveal())
-            except OSError as error:
-                raise SiteError(f"cannot write {path}: {error.strerror}") from None
+            write_atomically(path, fresh.reveal())  # a kill leaves a whole key or none
         try:
             return MaskKey(SecretKey(read_private(path)))
         except (OSError, ValueError):

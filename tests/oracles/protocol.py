@@ -323,7 +323,7 @@ def noise_law(settings, participants):
 
 def private_upload(settings, participants, update, key):
     (deviation, *vote), step = noise_law(settings, participants)
-    sent = noised(update, deviation, step, key)
+    sent = noised(update, deviation, step, derived(key, "update"))
     if vote:  # the update is shorter than the clip in these vectors
         sent += noised([settings["clip"] / 2], vote[0], step, derived(key, "vote"))
     return sent

@@ -21,12 +21,14 @@ from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.flower.envelope import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
 from fedrp.limits import DIGEST_BYTES
+from fedrp.sealing import MASK_KEY_BYTES
 from fedrp.secure_sum import needed as quorum_of
 from fedrp.serverfolder import ServerFolder
-from fedrp.wire import Kind
+from fedrp.wire import Kind, Limit
 
 Say = Callable[[str], None]
 
+_HELLO_LIMIT = Limit(1, DIGEST_BYTES + MASK_KEY_BYTES)
 _LOOK = 2.0  # seconds between two looks at who is online, at most
 _LONGEST_PAUSE = 60.0  # seconds between two attempts at a round
 _TRIES = 3  # at one client in one exchange, if the way to it fails
@@ -201,7 +203,7 @@ class Carrier:
 
     def _introduced(self, hello: bytes) -> int:
         """The client that a HELLO is from."""
-        for message in wire.messages_of(wire.decode(hello), Kind.HELLO):
+        for message in wire.messages_of(wire.decode(hello, {Kind.HELLO: _HELLO_LIMIT}), Kind.HELLO):
             if (message.run, message.projection) == (self.run, self.projection) and message.sender < self.clients:
                 return message.sender
         raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
