@@ -5,13 +5,14 @@ import time
 from fedrp.flower.client import make_client_app
 from fedrp.flower.task import ClientContext
 from fedrp.host import SimulatedEntropy
+from fedrp.sealing import Identity
 from flower_helpers import simulated, tiny_load
 
 
-def slow(context: ClientContext) -> SimulatedEntropy:
+def slow(context: ClientContext, identity: Identity) -> SimulatedEntropy:
     if context.index == 1:
         time.sleep(float(context.run["app-slow"]))
-    return simulated(context)
+    return simulated(context, identity)
 
 
 app = make_client_app(tiny_load, slow)
