@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+FUZZER := .venv/.fuzzer
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-flower test test-all lint types lock audit results bench clean
+.PHONY: help setup demo demo-flower test test-all fuzz lint types lock audit results bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,8 +29,16 @@ demo-flower: $(READY) ## The same algorithm on a real Flower deployment of three
 test: $(READY) lint types ## Lint, strict types and all tests but the slow ones
 	@$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
 
-test-all: $(READY) lint types ## The same with the slow tests
+test-all: $(READY) lint types ## The same with the slow tests, and a minute of fuzzing
 	@$(BIN)/pytest -q -n 2 --dist worksteal
+	@$(MAKE) --no-print-directory fuzz
+
+fuzz: $(FUZZER) ## Fuzz the decoder and both state machines, guided by coverage, for a minute
+	@$(BIN)/python scripts/fuzz.py --seconds 60
+
+$(FUZZER): $(READY)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@touch $@
 
 lint: $(READY) ## Check style
 	@$(BIN)/ruff check .

@@ -37,6 +37,7 @@ from fedrp.types import Packets, Vector
 
 HONEST = "honest"
 HOSTILE_SHARE = 0.1
+_ALWAYS_SAID = ("dataset", "algorithm", "aggregation", "rounds", "seed")
 RULES = ("mean", "median", "trimmed:0.2")
 _PROJECTED = {"projection": "sign", "dim": 1000}
 ALGORITHMS: dict[str, dict[str, Any]] = {"fedavg": {}, "fedrp": _PROJECTED, "fedrp-subspace": _PROJECTED}
@@ -134,12 +135,12 @@ def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
 
 
 def described(study: str, config: RunConfig, attack: str) -> dict[str, Any]:
-    """What a line is about; settings that have their default are left out."""
+    """What a line is about; most settings that have their default are left out."""
     fields = dataclasses.fields(config)
     given = {f.name: getattr(config, f.name) for f in fields if getattr(config, f.name) != f.default}
     return {
         "study": study,
-        "config": {"algorithm": config.algorithm, "aggregation": config.aggregation, "seed": config.seed, **given},
+        "config": {**{name: getattr(config, name) for name in _ALWAYS_SAID}, **given},
         "attack": attack,
         "hostile": [] if attack == HONEST else hostile_clients(config),
     }

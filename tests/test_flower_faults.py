@@ -258,6 +258,26 @@ def test_who_was_chosen_stays_chosen_when_the_server_is_killed(tmp_path: Path) -
     assert run.store()["participants"] == chosen
 
 
+def test_who_joins_while_the_server_is_down_is_not_in_a_masked_round_that_was_open(tmp_path: Path) -> None:
+    """Clients that have uploaded for one list of participants take no other: the round would never end."""
+    config = tiny_config("fedrp-subspace", **EXACT, clients=5, rounds=2, secure_aggregation=True)
+    run = FlowerFederation(tmp_path, config, min_clients=4)
+
+    def work() -> None:
+        def reply(client: int, message: Message) -> Message:
+            if round_of(message) == 1 and client == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return answer_in_child(run, client, message)
+
+        run.run(reply, lambda: range(4))
+
+    status, _ = in_child(work)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    run.run()
+    assert run.store()["finished"]
+    same_model(run, range(5))
+
+
 def test_a_site_whose_model_differs_costs_a_round_where_everyone_is_needed(tmp_path: Path) -> None:
     """In round 2 its mark is wrong; in round 3 it rebuilds its model, and its first reply is lost."""
     run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT, rounds=4, quorum=1.0))

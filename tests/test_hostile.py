@@ -21,6 +21,7 @@ from fedrp.errors import FedRPError, ProtocolError, WireError
 from fedrp.learning.models import public_initial
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
+from fedrp.protocol.client import finished
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import simulated_identity
@@ -154,6 +155,42 @@ def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> No
     assert len({silo.transcript for silo in run.silos.values()}) == 2
 
 
+STILL = {"lr": 1e-30, "local_epochs": 2, "secure_range": 1e9}  # settings by which an upload is known, or nearly
+
+
+@pytest.mark.parametrize("name", [name for name in TALKING if name != "fedavg-dp"])
+@pytest.mark.parametrize("setting", STILL)
+def test_clients_with_other_settings_are_not_summed_with_the_one_who_has_the_true_ones(name: str, setting: str) -> None:
+    """Settings reach a site through the server: with a learning rate of zero all uploads but one would be known."""
+    run = secure(name, clients=5, rounds=3)
+    other = dataclasses.replace(run.bench, config=dataclasses.replace(run.config, **{setting: STILL[setting]}))
+    honest, packets = run.bench, run.open()
+    replies = {}
+    for client, packet in packets.items():
+        run.bench = honest if client == 0 else other
+        replies[client] = run.answer(client, packet)
+    assert np.abs(decoded(run, replies)).max() > 100  # masks that do not cancel
+    assert len({silo.transcript for silo in run.silos.values()}) == 2
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_news_beside_a_recovery_get_no_second_answer_to_it(name: str) -> None:
+    """Told to start anew, a client no longer has the transcript that its masks came from."""
+    run = secure(name, clients=5, rounds=6, quorum=0.6)
+    run.round()
+    run.deliver(run.open())
+    request = message(run, Kind.RECOVER, 2, np.array([3, 4], np.uint32))
+    answer = run.answer(0, wire.encode([request]))
+    sealed = wire.messages_of(wire.decode(run.open()[0]), Kind.SEALED)
+    for news in ([message(run, Kind.REBUILD, 3), *sealed], [message(run, Kind.VOID, past) for past in (1, 2)]):
+        packet = wire.encode([*news, request])
+        if news[0].kind is Kind.REBUILD and ALGORITHMS[name].memory == "history":
+            with pytest.raises(ProtocolError, match="client 0 has no masked upload in round 2 to be recovered"):
+                run.answer(0, packet)
+        else:
+            assert run.answer(0, packet) == answer
+
+
 # --- 3. state that was restored ---------------------------------------------------------------------------------------
 
 
@@ -210,7 +247,7 @@ def test_a_stolen_identity_takes_no_mask_off() -> None:
     silo = run.silos[3]
     stolen = SecretKey(hashlib.sha256(b"all that the thief has is the identity").digest())
     call = Call(tuple(range(5)), (1,) * 5)
-    transcript = extended(b"", 0, 1, run.server.aggregates[1], None)
+    transcript = extended(run.bench.settings, 0, 1, run.server.aggregates[1], None)
     assert transcript == silo.transcript  # public
     sent = words(replies[3])
     place = (run.roster.digest, 3, run.run, 2, call, transcript, None)
@@ -439,6 +476,16 @@ def catch_up(run: Federation, rounds: int) -> bytes:
     zeros = np.zeros(run.server.upload_size, np.float32)
     told = [message(run, Kind.AGGREGATE, past, zeros) for past in range(1, rounds)]
     return wire.encode([*introductions(run, 1), *sealed, *told, call_of(run, rounds)])
+
+
+@pytest.mark.parametrize("name", TALKING)
+def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> None:
+    """Before all rounds up to it are looked for: those of four billion would take all of a client's memory."""
+    run = Federation(tiny_config(name))
+    run.round()
+    packet = wire.encode([message(run, Kind.FINISH, 2**32 - 1)])
+    with pytest.raises(ProtocolError, match="the end of round 4294967295 was announced, but the run has 3: refused"):
+        finished(run.bench, run.silos[1], run.sites[1], packet)
 
 
 def test_a_client_deals_one_key_per_round() -> None:

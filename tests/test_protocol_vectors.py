@@ -1,6 +1,7 @@
 """The package, docs/protocol.md and an oracle that imports neither agree on tests/vectors/protocol.json, to the bit."""
 
 import ast
+import dataclasses
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
-from fedrp.config import RunConfig
+from fedrp.config import RunConfig, settings_digest
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
@@ -113,9 +114,18 @@ def test_a_mask_key_is_signed_for_its_run_roster_and_client(case):
     assert mask_key_of(raw(case["signed"]), identity.public.ed25519, *place) == key.public
 
 
+@every("settings")
+def test_the_digest_of_the_settings_is_that_of_all_of_them(case):
+    config = RunConfig(**json.loads(case["settings"]))
+    assert settings_digest(config).hex() == case["digest"]
+    assert json.loads(case["settings"]).keys() == dataclasses.asdict(config).keys()
+    lower = dataclasses.replace(config, noise_multiplier=1.2345678901 * (1 + 1e-12))
+    assert settings_digest(lower) == settings_digest(config)  # as machines may round differently
+
+
 @every("transcripts")
 def test_a_transcript_digest_grows_by_what_was_applied(case):
-    digest = b""
+    digest = raw(case["settings"])
     for step in case["steps"]:
         aggregate = None if step["aggregate"] is None else floats(step["aggregate"], np.float32)
         digest = extended(digest, step["applied_in"], step["past"], aggregate, secret(step["round_key"]))

@@ -397,13 +397,6 @@ def test_a_resumed_run_counts_the_time_of_all_its_sittings(task: Task, tmp_path:
     assert seconds_kept(tmp_path) == total
 
 
-def test_without_a_kept_time_that_of_the_rounds_is_taken(task: Task, tmp_path: Path) -> None:
-    first = simulate(tiny_config("fedavg"), task, out=tmp_path)
-    next(tmp_path.rglob("sums.json")).unlink()  # as earlier versions left it
-    again = simulate(tiny_config("fedavg"), task, out=tmp_path, resume=True)
-    assert again.seconds == sum(record.seconds + record.evaluation_seconds for record in first.records) > 0
-
-
 def test_a_folder_may_be_named_by_a_string(task: Task, tmp_path: Path) -> None:
     simulate(SHORT, task, out=str(tmp_path / "run"))
     assert (tmp_path / "run" / "result.json").is_file()

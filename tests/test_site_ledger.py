@@ -1,8 +1,10 @@
 """A site's own budget: whatever run ids a server invents and whenever a process dies, it releases what it agreed to."""
 
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
@@ -370,6 +373,129 @@ def test_the_ledger_is_never_below_what_was_released_and_never_above_the_cap(
             assert sum(released.values()) <= sum(entry.rounds for entry in begun.values()) <= 7
         for number, rounds in released.items():  # what was begun can always be gone on with
             ask(state, number, caps, plain[rounds])
+
+
+class LedgerOfASite(RuleBasedStateMachine):
+    """A site whose ledger is set back, lost, damaged and rebuilt, whose runs lose their folders, and that dies.
+
+    What is in neither a ledger nor a folder is forgotten; so whoever loses both is not looked at.
+    """
+
+    cap = 6
+    numbers = st.integers(1, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.state = Path(self.folder.name)
+        self.released: dict[int, int] = {}  # runs of which a reply may have left, and their rounds
+        self.gone: set[int] = set()  # runs whose folder is lost
+        self.copies: list[bytes] = []
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @property
+    def _file(self) -> Path:
+        return self.state / "ledger.json"
+
+    def _listed(self, ledger: bytes) -> set[int]:
+        return {int(entry["run"], 16) for entry in json.loads(ledger)["runs"]}
+
+    @rule(
+        number=numbers,
+        rounds=st.sampled_from((1, 2)),
+        write=st.sampled_from((None, None, 1, 2, 3)),
+        after=st.booleans(),
+    )
+    def begins(self, number: int, rounds: int, write: int | None, after: bool) -> None:
+        readable = self._readable()
+        try:
+            with dying_at(write, after):
+                ask(self.state, number, Caps(total_rounds=self.cap), plain_terms(rounds))
+        except (Killed, PrivacyError, ConfigError):
+            return
+        except SiteError:
+            assert not readable or number in self.gone
+            return
+        assert readable, "a run was begun without a ledger"
+        assert number not in self.gone, "a run that lost its state was gone on with"
+        assert self.released.setdefault(number, rounds) == rounds
+
+    @rule()
+    def keeps_a_copy(self) -> None:
+        if self._file.exists() and self._readable():
+            self.copies.append(self._file.read_bytes())
+
+    @rule(back=st.integers(0, 3))
+    def is_set_back(self, back: int) -> None:
+        if self.copies:
+            copy = self.copies[-1 - back % len(self.copies)]
+            if self.gone <= self._listed(copy):
+                self._file.write_bytes(copy)
+
+    @rule(how=st.sampled_from(("lost", "halved")))
+    def is_damaged(self, how: str) -> None:
+        if self._file.exists() and not self.gone:
+            damaged = halved(self._file.read_bytes())
+            self._file.unlink()
+            if how == "halved":
+                self._file.write_bytes(damaged)
+
+    @rule()
+    def is_rebuilt(self) -> None:
+        if self._file.exists() and not self._readable():
+            self._file.unlink()  # moved away, as the message says
+        rebuild(self.state)
+
+    @rule(number=numbers)
+    def loses_a_folder(self, number: int) -> None:
+        folder = self.state / run_id(number).hex()
+        if (
+            folder.exists()
+            and self._file.exists()
+            and self._readable()
+            and number in self._listed(self._file.read_bytes())
+        ):
+            shutil.rmtree(folder)
+            self.gone.add(number)
+
+    def _readable(self) -> bool:
+        try:
+            read_ledger(self.state)
+        except SiteError:
+            return False
+        return True
+
+    @invariant()
+    def it_tells_all_that_was_released_and_no_more_than_was_allowed(self) -> None:
+        if self._readable():
+            charged = {int(e.run, 16): e.rounds for budget in budgets(self.state) for e in budget.entries}
+            assert {run: charged.get(run) for run in self.released} == self.released
+            assert sum(charged.values()) <= self.cap
+
+
+@functools.lru_cache(maxsize=2)
+def plain_terms(rounds: int) -> Terms:
+    return terms("fedavg", rounds=rounds)
+
+
+def test_no_loss_and_no_crash_brings_the_ledger_below_what_was_released() -> None:
+    run_state_machine_as_test(LedgerOfASite, settings=settings(max_examples=40, stateful_step_count=15))
+
+
+@pytest.mark.slow
+def test_no_loss_and_no_crash_does_in_many_more_sequences() -> None:
+    run_state_machine_as_test(LedgerOfASite, settings=settings(max_examples=300, stateful_step_count=25))
+
+
+@pytest.mark.parametrize("left_out", ["_unlisted", "require_within"])
+def test_a_ledger_that_forgets_or_allows_too_much_is_found(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not look for folders that it does not list, and one that asks nobody."""
+    monkeypatch.setattr(ledger, left_out, lambda *_arguments: [])
+    hunt = settings(max_examples=300, phases=(Phase.generate,), report_multiple_bugs=False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(LedgerOfASite, settings=hunt)
 
 
 def test_a_process_that_is_killed_at_any_change_leaves_a_run_that_can_be_begun(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing here imports the package, so that vectors made here check the specificat
 
 import hashlib
 import hmac
+import json
 import math
 import struct
 import zlib
@@ -173,6 +174,12 @@ def signed_mask_key(secret, signer, run, roster, client):
     return key + signer.sign(b"fedrp mask key v1|" + struct.pack("<16s32sI", run, roster, client) + key)
 
 
+def settings_digest(settings):
+    told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in settings.items()}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()
+
+
 def transcript(before, applied_in, past, aggregate, round_key):
     mark = derived(round_key, "transcript") if round_key else bytes(32)
     told = bytes(32) if aggregate is None else hashlib.sha256(floats(aggregate)).digest()
@@ -316,7 +323,7 @@ def noise_law(settings, participants):
 
 def private_upload(settings, participants, update, key):
     (deviation, *vote), step = noise_law(settings, participants)
-    sent = noised(update, deviation, step, key)
+    sent = noised(update, deviation, step, derived(key, "update"))
     if vote:  # the update is shorter than the clip in these vectors
         sent += noised([settings["clip"] / 2], vote[0], step, derived(key, "vote"))
     return sent

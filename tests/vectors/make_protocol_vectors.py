@@ -105,6 +105,23 @@ def mask_keys():
     return cases
 
 
+# Names and types of all settings, with values of every type; those of a run are resolved.
+SETTINGS = {
+    "algorithm": "fedavg-dp", "dataset": "mnist-mini", "model": "lenet5", "clients": 4, "rounds": 9, "local_epochs": 1,
+    "batch_size": 64, "lr": 0.1, "momentum": 0.9, "grad_clip": 1.0, "rho": None, "dim": 1000, "projection": None,
+    "train_examples": None, "partition": "iid", "participation": 1.0, "sampling": "fixed", "dropout": 0.0,
+    "quorum": 1.0, "weighting": "uniform", "aggregation": "mean", "server_momentum": 0.0, "proximal": 0.0,
+    "seed": 2**62, "clip": 0.3, "noise_multiplier": 1.2345678901, "dp_epsilon": None, "dp_delta": 1e-05,
+    "dp_noise": "shared",
+    "clip_quantile": None, "ball": None, "sensitivity": None, "norm_floor": None, "secure_aggregation": True,
+    "secure_range": 64.0, "sealing": "x25519",
+}  # fmt: skip
+
+
+def settings():
+    return [{"settings": json.dumps(SETTINGS), "digest": oracle.settings_digest(SETTINGS)}]
+
+
 def transcripts():
     """Chains of steps (applied_in, past, aggregate or null, round key or null), each with its digest."""
     first, second, third = AGGREGATES
@@ -116,12 +133,12 @@ def transcripts():
     }
     cases = []
     for memory, chain in chains.items():
-        before, steps = b"", []
+        before, steps = oracle.settings_digest(SETTINGS), []
         for applied_in, past, aggregate, key in chain:
             before = oracle.transcript(before, applied_in, past, aggregate, key)
             step = {"applied_in": applied_in, "past": past, "aggregate": aggregate, "round_key": key}
             steps.append({**step, "digest": before})
-        cases.append({"memory": memory, "steps": steps})
+        cases.append({"memory": memory, "settings": oracle.settings_digest(SETTINGS), "steps": steps})
     return cases
 
 
@@ -136,7 +153,9 @@ def masks():
     step = 16 * bound * sum(weights) / (2**31 - 1 - len(weights))
     cases = []
     for key in (None, ROUND_KEYS[3]):
-        digest = oracle.transcript(b"", 0, 2, AGGREGATES[1], ROUND_KEYS[2] if key else None)
+        digest = oracle.transcript(
+            oracle.settings_digest(SETTINGS), 0, 2, AGGREGATES[1], ROUND_KEYS[2] if key else None
+        )
         scene = oracle.Scene(RUN, 3, ROSTER, [0, 1, 2, 3], weights, digest, key)
         encoded = [oracle.fixed_point(v, bound, step, w) for v, w in zip(vectors, weights, strict=True)]
         uploads = [
@@ -238,6 +257,7 @@ def sections():
         "roster": [{"digest": ROSTER}],
         "envelopes": envelopes(),
         "mask_keys": mask_keys(),
+        "settings": settings(),
         "transcripts": transcripts(),
         "masks": masks(),
         "model_marks": model_marks(),

@@ -15,6 +15,7 @@ itself masked by fresh pairwise masks within S: one recovery exchange.
    - "history" (FedRP-Subspace): every aggregate and every round key since the set-up, in order;
    - "own" (FedADMM, printed FedRP; they keep dual variables): the rounds that the client itself took part in, and
      what it applied in each.
+   It begins with a digest of the settings of the run: with a learning rate of zero a client's upload is known.
    A client never vouches for a round that it did not apply. So whoever is summed has been brought to the same state by
    the same messages: nobody can be prepared differently from the others. With "own", a client that missed a round has
    another transcript than the rest and is not summed with them again.

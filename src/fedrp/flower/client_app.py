@@ -174,7 +174,7 @@ def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
     began = time.monotonic()
     silo, reply = _answered(desk, desk.folder.load(desk.context.index), packet, round_)
     desk.folder.save(silo)
-    calls = wire.messages_of(wire.decode(packet), Kind.ROUND)
+    calls = wire.messages_of(wire.decode(packet, desk.bench.limits), Kind.ROUND)
     changes = {"round": silo.round, **({"participants": calls[-1].weight} if calls else {})}
     _note(desk, "round", packet, reply, {**changes, "seconds": round(time.monotonic() - began, 3)})
     return reply

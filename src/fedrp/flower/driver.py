@@ -16,19 +16,20 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedrp.algorithms.cohort import needed as quorum_of
-from fedrp.crypto.sizes import DIGEST_BYTES
+from fedrp.crypto.sizes import DIGEST_BYTES, MASK_KEY_BYTES
 from fedrp.errors import ProtocolError, QuorumError, WireError
 from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.server import Coordinator, Reply
-from fedrp.protocol.wire import Kind
+from fedrp.protocol.wire import Kind, Limit
 from fedrp.storage.server import ServerFolder
 from fedrp.types import Packets
 
 Say = Callable[[str], None]
 
+_HELLO_LIMIT = Limit(1, DIGEST_BYTES + MASK_KEY_BYTES)
 _LOOK = 2.0  # seconds between two looks at who is online, at most
 _LONGEST_PAUSE = 60.0  # seconds between two attempts at a round
 _TRIES = 3  # at one client in one exchange, if the way to it fails
@@ -203,7 +204,7 @@ class Carrier:
 
     def _introduced(self, hello: bytes) -> int:
         """The client that a HELLO is from."""
-        for message in wire.messages_of(wire.decode(hello), Kind.HELLO):
+        for message in wire.messages_of(wire.decode(hello, {Kind.HELLO: _HELLO_LIMIT}), Kind.HELLO):
             if (message.run, message.projection) == (self.run, self.projection) and message.sender < self.clients:
                 return message.sender
         raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
@@ -257,7 +258,8 @@ def _round(server: Coordinator, carrier: Carrier, folder: ServerFolder) -> Coord
     for attempt in range(1, carrier.pacing.attempts + 1):
         server = _welcomed(server, carrier)
         opened, packets = server_side.open_round(server, _coins(server))
-        if opened.participants != server.participants and server.config.participation < 1:
+        sampled = server.config.participation < 1 or server.config.secure_aggregation  # by coins, or by who is there
+        if opened.participants != server.participants and sampled:
             folder.save(opened)  # who was chosen stays chosen, also after a crash
         server = opened
         waiting = server_side.outstanding(server, replies)

@@ -156,11 +156,13 @@ def _pld(leaves: Leaves, delta: float) -> Answer:
     leaf, count = _only(leaves)
     if delta < pld.SMALLEST_DELTA:
         return Refused(f"privacy-loss distributions are composed for delta >= {pld.SMALLEST_DELTA:g} only")
+    kinds = {kind: number for part, number in leaves.items() if (kind := _sampled(part))}
+    if not pld.fits(kinds):
+        return Refused("there is too little noise for a privacy-loss distribution")
     if isinstance(leaf, events.GaussianRelease):
         return _upper(pld.sampled_gaussian_epsilon(leaf.noise_multiplier / math.sqrt(count), delta, 1, 1.0))
     if isinstance(leaf, events.PoissonSampled) and leaf.participation_hidden:
         return _upper(pld.sampled_gaussian_epsilon(leaf.event.noise_multiplier, delta, count, leaf.rate))
-    kinds = {kind: number for part, number in leaves.items() if (kind := _sampled(part))}
     if leaf is None and len(kinds) == len(leaves):
         return _upper(pld.sampled_gaussians_epsilon(kinds, delta))
     if type(leaf) is events.ProjectedRelease:

@@ -8,6 +8,7 @@ from fedrp.privacy.projection_loss import LossGrid
 
 SMALLEST_DELTA = 1e-12  # the FFT of a composition is exact to about 1e-16 per bucket; below this its noise would show
 _TRUNCATION = 1e-15
+_LARGEST_LOSS = 1e6
 
 
 class Sampled(NamedTuple):
@@ -50,6 +51,11 @@ def sampled_gaussians_epsilon(releases: Mapping[Sampled, int], delta: float) -> 
         one = one if kind.hidden else one.compute_mixture(nothing, kind.rate)
         everything = everything.compose(one.self_compose(count))
     return float(everything.get_epsilon_for_delta(delta))
+
+
+def fits(releases: Mapping[Sampled, int]) -> bool:
+    """Whether losses are small enough that a grid of them means something, and does not overflow."""
+    return all(count * _reach(kind) < _LARGEST_LOSS for kind, count in releases.items())
 
 
 def _deviation(kind: Sampled) -> float:

@@ -23,7 +23,7 @@ from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, 
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
-from fedrp.config import RunConfig, settled
+from fedrp.config import RunConfig, settings_digest, settled
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import NO_PEERS, Masker, PeerKeys, extended
 from fedrp.crypto.roster import Roster
@@ -155,6 +155,11 @@ class Workbench:
     def upload_size(self) -> int:
         """How many numbers a client sends in a round."""
         return self.algorithm.server.upload_size(self.config, self.trainer.layout.size)
+
+    @functools.cached_property
+    def settings(self) -> bytes:
+        """What every transcript begins with: settings too reach a client through the server."""
+        return settings_digest(self.config)
 
     @functools.cached_property
     def limits(self) -> Limits:
@@ -360,6 +365,8 @@ def _peer_keys(payload: bytes, roster: Roster, run: bytes) -> PeerKeys:
         (client,) = struct.unpack_from("<I", payload, start)
         if client >= len(roster.members):
             raise ProtocolError(f"a mask key of client {client}, who is not in the roster")
+        if keys[client].any():
+            raise ProtocolError(f"two mask keys of client {client} in one packet: refused")
         signed = payload[start + 4 : start + MASK_ENTRY_BYTES]
         public = mask_key_of(signed, roster.members[client].keys.ed25519, run, roster.digest, client)
         keys[client] = np.frombuffer(public, np.uint8)
@@ -442,7 +449,7 @@ def _plan(bench: Workbench, silo: Silo, site: Site, inbox: _Inbox, round_: int) 
         memory, past = "own", [Past(0, None)]
     history = [Step(_open(bench, silo, site, step.round), step.aggregate) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
-    transcript = b"" if memory == "aggregate" else silo.transcript
+    transcript = bench.settings if memory == "aggregate" else silo.transcript or bench.settings
     for (key, aggregate), step in zip(history, past, strict=True):
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, aggregate, key)
     noise = site.entropy.noise(bench.run, round_, inbox.digest)
@@ -521,7 +528,8 @@ def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise
 
 def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:
     """A client's help in taking off the masks of clients left out of its last round; for one set of them only."""
-    if silo.call is None or request.round != silo.round or request.round == 0:
+    # After it was told to rebuild its state it has not the transcript any more that its masks came from.
+    if silo.call is None or request.round == 0 or not request.round == silo.round == silo.since:
         raise ProtocolError(f"client {silo.index} has no masked upload in round {request.round} to be recovered")
     left_out = secure_aggregation.clients_of(request.payload)
     quorum.require_left_out(bench.config, silo.call, left_out, silo.index)
@@ -552,7 +560,10 @@ def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientS
     if complaint:
         raise ProtocolError(f"client {silo.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    plan = _plan(bench, silo, site, inbox, end[-1].round + 1 if end else silo.since + 1)
+    last = end[-1].round if end else silo.since
+    if last > bench.config.rounds:  # before a history of so many rounds is looked for
+        raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
+    plan = _plan(bench, silo, site, inbox, last + 1)
     return bench.algorithm.client.finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
 
 

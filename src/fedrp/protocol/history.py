@@ -38,7 +38,7 @@ def past_rounds(
     aggregates = {message.round: message for message in wire.messages_of(inbox, Kind.AGGREGATE)}
     void = {message.round for message in wire.messages_of(inbox, Kind.VOID)}
     for told in sorted({*aggregates, *void}):
-        if told == 0 or told >= round_:
+        if told == 0 or told >= round_ or (told in aggregates and told in void):
             raise ProtocolError(f"an outcome of round {told} before round {round_}: refused")
     if algorithm.memory == "history":
         wanted = [past for past in range(since, round_) if past == 0 or past not in void]

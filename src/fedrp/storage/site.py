@@ -33,7 +33,7 @@ from fedrp.config import RunConfig, to_json
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.files import erase, locked, read_private, refuse_link, write_atomically, write_new
+from fedrp.files import erase, locked, read_private, refuse_link, write_atomically
 from fedrp.learning.models import State
 from fedrp.protocol.client import Silo
 from fedrp.storage.status import append_line, read_status, write_status
@@ -188,10 +188,7 @@ class SiteFolder:
         if not path.exists():
             if self.status().get("finished"):
                 return None
-            try:
-                write_new(path, fresh.reveal())
-            except OSError as error:
-                raise SiteError(f"cannot write {path}: {error.strerror}") from None
+            write_atomically(path, fresh.reveal())  # a kill leaves a whole key or none
         try:
             return MaskKey(SecretKey(read_private(path)))
         except (OSError, ValueError):

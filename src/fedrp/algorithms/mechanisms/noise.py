@@ -25,7 +25,7 @@ def privatised(local: Local, client: Participant, update: Vector) -> Vector | Pr
     clip = current_clip(config, client.previous)
     share, *vote_share = (clip * share for share in noise_shares(config, local.participants))
     step = grid_step(config, clip) if share else None  # without noise there is nothing to hide
-    sent = _noised(clip_to_norm(update, clip), share, step, client.noise)
+    sent = _noised(clip_to_norm(update, clip), share, step, client.noise.derive("update"))
     if vote_share:
         below = float(np.linalg.norm(update) <= clip)
         vote = np.array([clip * (below - 0.5)])
