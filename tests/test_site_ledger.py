@@ -28,6 +28,7 @@ from fedrp.privacy import Adversary, gaussian_epsilon
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.simulate import resolved
+from fedrp.storage import ledger
 from fedrp.storage.ledger import Caps, begin, budgets, read_caps, read_ledger, rebuild
 from fedrp.storage.site import SiteFolder, Terms
 from fedrp.testing.local import local_run

@@ -23,13 +23,14 @@ from fedrp.crypto import secure_aggregation
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, QuorumError
-from fedrp.protocol import client, wire
+from fedrp.protocol import client as client_side
 from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
 from fedrp.protocol.client import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import SimulatedEntropy
-from fedrp.storage import server
+from fedrp.storage import server as server_store
 from fedrp.storage.server import ServerFolder
 from helpers import Federation, tiny_config, tiny_task
 from views import DeployedNoise, View, contents, restarted, server_contents, watched
@@ -468,22 +469,22 @@ def forgets(**fields: Any) -> Callable[[pytest.MonkeyPatch, str], None]:
     """Has a function of `fedrp.protocol.client` find a client that has forgotten something."""
 
     def broken(patch: pytest.MonkeyPatch, name: str) -> None:
-        real = getattr(silo, name)
+        real = getattr(client_side, name)
         patch.setattr(
-            silo, name, lambda bench, client, *rest: real(bench, dataclasses.replace(client, **fields), *rest)
+            client_side, name, lambda bench, client, *rest: real(bench, dataclasses.replace(client, **fields), *rest)
         )
 
     return broken
 
 
 def constant_transcript(patch: pytest.MonkeyPatch, name: str) -> None:
-    patch.setattr(client, name, lambda *_step: bytes(32))
+    patch.setattr(client_side, name, lambda *_step: bytes(32))
 
 
 def no_reply_kept(patch: pytest.MonkeyPatch, name: str) -> None:
     """A client that is asked again works again."""
-    real = client._work
-    patch.setattr(client, name, lambda *client: real(*client)._replace(answered=False))
+    real = client_side._work
+    patch.setattr(client_side, name, lambda *client: real(*client)._replace(answered=False))
 
 
 def alone(patch: pytest.MonkeyPatch, name: str) -> None:
@@ -492,22 +493,22 @@ def alone(patch: pytest.MonkeyPatch, name: str) -> None:
 
 def in_place(patch: pytest.MonkeyPatch, name: str) -> None:
     """Keys are noted before the rest of a packet is looked at."""
-    real = client._noted
+    real = client_side._noted
 
     def noted(bench: Any, client: Silo, site: Any, inbox: Any) -> Any:
         found, complaint = real(bench, client, site, inbox)
         client.envelopes.update(found.envelopes)  # type: ignore[attr-defined]
         return found, complaint
 
-    patch.setattr(client, name, noted)
+    patch.setattr(client_side, name, noted)
 
 
 def unwritten(field: str) -> Callable[[pytest.MonkeyPatch, str], None]:
     """A server that does not write one of its fields."""
 
     def broken(patch: pytest.MonkeyPatch, name: str) -> None:
-        empty = server._Field(lambda _value: [], tuple)
-        patch.setitem(getattr(serverfolder, name), field, empty)
+        empty = server_store._Field(lambda _value: [], tuple)
+        patch.setitem(getattr(server_store, name), field, empty)
 
     return broken
 
