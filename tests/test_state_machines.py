@@ -19,13 +19,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from fedrp.crypto import secure_aggregation
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, QuorumError
 from fedrp.protocol import client as client_side
+from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
-from fedrp.protocol import wire
 from fedrp.protocol.client import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
@@ -488,7 +487,7 @@ def no_reply_kept(patch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def alone(patch: pytest.MonkeyPatch, name: str) -> None:
-    patch.setattr(secure_aggregation, name, 1)
+    patch.setattr(quorum, name, 1)
 
 
 def in_place(patch: pytest.MonkeyPatch, name: str) -> None:

@@ -107,7 +107,7 @@ def watched(config: RunConfig) -> Iterator[Watch]:
 
     def start(config: RunConfig, initial: Vector) -> ClientState:
         watch.fresh = True
-        return algorithm.client_init(config, initial)
+        return algorithm.client.init(config, initial)
 
     def round_(local: Local, clients: list[Participant]) -> list[Upload]:
         (client,) = clients
@@ -116,14 +116,15 @@ def watched(config: RunConfig) -> Iterator[Watch]:
             for key, aggregate in client.history
         )
         watch.key = local.key and local.key.reveal()
-        return algorithm.client_round(local, clients)
+        return algorithm.client.round(local, clients)
 
     def masked(masker: Masker, words: Words) -> Words:
         watch.words = words.copy()
         return mask(masker, words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ALGORITHMS, config.algorithm, algorithm._replace(client_init=start, client_round=round_))
+        side = dataclasses.replace(algorithm.client, init=start, round=round_)
+        patch.setitem(ALGORITHMS, config.algorithm, dataclasses.replace(algorithm, client=side))
         patch.setattr(Masker, "masked", masked)
         yield watch
 
