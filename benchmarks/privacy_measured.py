@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
 from fedrp.learning.models import built, layout_of
@@ -29,8 +30,8 @@ from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import ClientHost, HostSetup, grouped, set_threads, simulated_roster
-from fedrp.simulation.simulate import resolved
+from fedrp.simulation.backend import ClientHost, HostSetup, grouped, set_threads
+from fedrp.simulation.identities import simulated_roster
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "results"

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
 from fedrp.config import RunConfig, require, require_choice, settled
@@ -38,8 +39,7 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import Silo, Site, Workbench, hello, respond
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import simulated_roster, simulated_site
-from fedrp.simulation.simulate import resolved
+from fedrp.simulation.identities import simulated_roster, simulated_site
 from fedrp.types import Vector
 
 CANARY, CURIOUS = 0, 1  # the client whose data changes, and one that looks
