@@ -18,6 +18,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
@@ -27,7 +28,6 @@ from fedrp.flower.messages import HELLO, ROUND, RefusedError, packet_of, questio
 from fedrp.privacy import Adversary, gaussian_epsilon
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import resolved
 from fedrp.storage import ledger
 from fedrp.storage.ledger import Caps, begin, budgets, read_caps, read_ledger, rebuild
 from fedrp.storage.site import SiteFolder, Terms
