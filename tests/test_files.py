@@ -57,7 +57,8 @@ def test_a_key_is_not_read_through_a_link_nor_from_a_pipe(tmp_path: Path) -> Non
 
 
 def save_state(folder: Path) -> Path:
-    site = SiteFolder.open(folder, bytes(16))
+    site = SiteFolder(folder, bytes(16))
+    site.root.mkdir(exist_ok=True)
     site.save(Silo(0))
     return site.root / "state.safetensors"
 
@@ -87,10 +88,10 @@ def test_a_sites_state_is_neither_written_nor_read_through_a_link(tmp_path: Path
     before = (tmp_path / "elsewhere").read_bytes()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SiteError, match=r"state\.safetensors is a symbolic link, which is not followed"):
-        SiteFolder.open(tmp_path, bytes(16)).load(0)
-    SiteFolder.open(tmp_path, bytes(16)).save(Silo(0, round=3))
+        SiteFolder(tmp_path, bytes(16)).load(0)
+    SiteFolder(tmp_path, bytes(16)).save(Silo(0, round=3))
     assert (tmp_path / "elsewhere").read_bytes() == before
-    assert SiteFolder.open(tmp_path, bytes(16)).load(0).round == 3
+    assert SiteFolder(tmp_path, bytes(16)).load(0).round == 3
 
 
 def test_locks_and_logs_do_not_follow_links(tmp_path: Path) -> None:
