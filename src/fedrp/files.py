@@ -32,7 +32,7 @@ def replace_file(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         partial.unlink(missing_ok=True)  # what a crash left, or someone planted
-        write_new(partial, data, mode)
+        write_content(partial, data, mode)
         os.replace(partial, path)  # of a link at `path` too: the link goes, what it pointed to stays
         sync_folder(path.parent)
     except OSError:
@@ -70,12 +70,17 @@ def erase(path: Path) -> None:
 
 def write_new(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     """Write a file that was not there, through to the disk. Raises OSError if anything has its name, links included."""
+    write_content(path, data, mode)
+    sync_folder(path.parent)
+
+
+def write_content(path: Path, data: bytes, mode: int) -> None:
+    """As `write_new`, but its name is on the disk only after a `sync_folder`, which can be one for several files."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(path.parent)
 
 
 def append_durably(path: Path, line: str) -> None:

@@ -30,7 +30,7 @@ from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, FedRPError
-from fedrp.files import SHARED, write_new, writing
+from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.models import ModelFactory, State
 from fedrp.learning.training import Examples, Loss
@@ -173,7 +173,7 @@ class ClientHost:
         return finished(self._bench, self._silos[client], self._sites[client], packet)
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write the states of all clients, see `fedrp.storage.client_state`.
+        """Write the states of all clients, see `fedrp.storage.client_state`; the caller syncs the folder.
 
         Returns:
             The SHA-256 sums of the files, by name.
@@ -184,7 +184,7 @@ class ClientHost:
             # Without replies: a simulation goes on after a round, and never asks for one again.
             data = packed_clients(self._setup.run, [dataclasses.replace(self._silos[c], reply=b"") for c in members])
             with writing(path):  # here and not at the caller, who may be in another process
-                write_new(path, data, SHARED)
+                write_content(path, data, SHARED)
             sums[path.name] = hashlib.sha256(data).hexdigest()
         return sums
 

@@ -27,7 +27,7 @@ from fedrp.files import (
     replace_file,
     sha256_of,
     sync_folder,
-    write_new,
+    write_content,
     writing,
 )
 from fedrp.learning.models import Layout
@@ -154,11 +154,12 @@ class RunFolder:
             partial.mkdir(parents=True)
             sums = hosts.save(partial)
             head = packed_head(server)
-            write_new(partial / HEAD_FILE, head, SHARED)
+            write_content(partial / HEAD_FILE, head, SHARED)
             sums[HEAD_FILE] = hashlib.sha256(head).hexdigest()
             metrics = sha256_of(self._metrics_file)
             told = {"seconds": seconds, "metrics": metrics, "files": sums}
-            write_new(partial / _SUMS_FILE, json.dumps(told, indent=2).encode(), SHARED)
+            write_content(partial / _SUMS_FILE, json.dumps(told, indent=2).encode(), SHARED)
+            sync_folder(partial)
             shutil.rmtree(target, ignore_errors=True)  # one that was damaged, and is made again
             partial.rename(target)
             sync_folder(self._checkpoints)
