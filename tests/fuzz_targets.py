@@ -28,7 +28,7 @@ from fedrp.protocol.client import Silo, finished, hello, respond
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.server import Coordinator
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
-from fedrp.storage.server import packed_head, packed_rounds
+from fedrp.storage.server_state import packed_head, packed_rounds
 from helpers import Federation, tiny_config, tiny_task
 from views import contents, restarted, server_contents
 

@@ -156,7 +156,7 @@ def test_a_run_keeps_its_settings_to_the_end_of_time(tmp_path: Path) -> None:
     run.run_config |= {"rounds": 50, "noise_multiplier": 0.0}
     with pytest.raises(RefusedError, match=r"^ConfigError$"):
         packet_of(asked_by_hand(run, 1, 3))
-    assert "began with rounds=2 here, not 50" in (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
+    assert "was started with rounds=2, not 50" in (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
     assert (run.status(1)["round"], run.status(1)["privacy"]) == (2, stated)
 
 

@@ -252,7 +252,7 @@ def test_who_was_chosen_stays_chosen_when_the_server_is_killed(tmp_path: Path) -
     status, _ = in_child(work)
     assert os.WTERMSIG(status) == signal.SIGKILL
     with safe_open(tmp_path / "store" / "head.safetensors", framework="numpy") as file:
-        chosen = json.loads(file.metadata()["about"])["state"]["participants"]
+        chosen = json.loads(file.metadata()["about"])["state"]["cohort"]
     assert int((tmp_path / "asked").read_text()) in chosen
     run.run()
     assert run.store()["participants"] == chosen

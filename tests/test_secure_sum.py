@@ -25,9 +25,9 @@ from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.privacy.events import Adversary
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.result import RoundRecord
+from fedrp.storage.client_state import packed_clients, read_clients
 from helpers import Federation, TinyNet, all_windows, blobs, tiny_config, windows
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
@@ -352,19 +352,20 @@ def test_a_recovery_of_any_other_round_is_refused() -> None:
     refused(plain, 1, request(plain, (0, 2)), "has no masked upload")
 
 
-def test_the_rules_outlive_the_process() -> None:
-    """All that a client must remember is in its record."""
+def test_the_rules_outlive_the_process(tmp_path: Path) -> None:
+    """All that a client must remember is in its file."""
     run = secure("fedrp-subspace", clients=6)
     packet = run.open()[1]
     run.answer(1, packet)
     run.answer(1, request(run, (0, 2)))
     silo = run.silos[1]
-    restored = Silo.of_record(silo.record(), silo.state, silo.last, silo.mask_keys, silo.reply)
-    assert restored == silo
+    (tmp_path / "state").write_bytes(packed_clients(run.run, [silo]))
+    (restored,) = read_clients(tmp_path / "state", run.run)
+    assert dataclasses.replace(restored, state=silo.state) == silo
     run.silos[1] = restored
     refused(run, 1, request(run, (0, 3)), "helped in another recovery")
     assert run.answer(1, packet) == silo.reply
-    run.silos[1] = Silo.of_record(silo.record(), silo.state, silo.last, silo.mask_keys)  # even if the reply was lost
+    run.silos[1] = dataclasses.replace(restored, reply=b"")  # even if the reply was lost
     refused(run, 1, packet, "past round 1")
 
 

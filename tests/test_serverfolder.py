@@ -22,7 +22,7 @@ from fedrp.files import write_atomically
 from fedrp.protocol import wire
 from fedrp.protocol.server import Coordinator, Dealt, new_coordinator, take_keys
 from fedrp.protocol.wire import Kind, Message
-from fedrp.storage import server
+from fedrp.storage import server_state
 from fedrp.storage.server import ServerFolder
 from flower_helpers import in_child
 from helpers import Federation, tiny_config
@@ -75,7 +75,7 @@ def test_what_is_loaded_is_what_was_saved_at_every_moment(name: str, secure: boo
 def test_every_field_of_the_server_is_kept() -> None:
     """A field that is added to the server must be added to the head, or it would be lost in a crash."""
     fields = {field.name for field in dataclasses.fields(Coordinator)}
-    assert fields == {*server._HEAD_FIELDS, "config", "run", "upload_size", "dealt", "aggregates"}
+    assert fields == {*server_state.HEAD_FIELDS, "config", "run", "upload_size", "dealt", "aggregates"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadmm", "fedrp"])
@@ -227,7 +227,7 @@ def test_what_was_written_before_a_kill_does_not_pass_for_what_came_after(tmp_pa
     folder = ServerFolder(tmp_path, run.run)
     folder.save(run.server)
     other = dataclasses.replace(run.server, round=2, aggregates={**run.server.aggregates, 2: np.ones(12, np.float32)})
-    for name, data in server.packed_rounds(other, 1):
+    for name, data in server_state.packed_rounds(other, 1):
         write_atomically(tmp_path / "rounds" / name, data)
     assert comparable(folder.load(fresh(run))) == comparable(run.server)
     run.round()
@@ -299,7 +299,7 @@ def test_a_round_under_the_name_of_another_is_one_clear_error(stored: tuple[Fede
 def test_a_round_of_another_run_is_one_clear_error(stored: tuple[Federation, ServerFolder], tmp_path: Path) -> None:
     run, folder = stored
     other = dataclasses.replace(run.server, run=bytes(16))
-    for name, data in server.packed_rounds(other, 0):
+    for name, data in server_state.packed_rounds(other, 0):
         (folder.root / "rounds" / name).write_bytes(data)
     with pytest.raises(SiteError, match=rf"000000.safetensors belongs to another run: {WAY_OUT}$"):
         folder.load(fresh(run))
@@ -319,7 +319,7 @@ def test_a_head_with_other_fields_is_one_clear_error(
     stored: tuple[Federation, ServerFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = stored
-    monkeypatch.delitem(server._HEAD_FIELDS, "left_out")
+    monkeypatch.delitem(server_state.HEAD_FIELDS, "left_out")
     with pytest.raises(SiteError, match=rf"head.safetensors {OTHER_VERSION}"):
         folder.load(fresh(run))
 

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
@@ -27,7 +27,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
-from fedrp.files import locked
+from fedrp.files import locked, sha256_of
 from fedrp.learning.models import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection import kernels
@@ -611,6 +611,44 @@ def test_a_checkpoint_of_an_earlier_version_is_one_clear_error(task: Task, tmp_p
     sums.write_text(sums.read_text().replace("head.safetensors", "server.safetensors"))
     with pytest.raises(DataError, match=rf"is of another version of fedrp.*: remove {tmp_path} and start again$"):
         simulate(tiny_config("fedrp"), task, out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_clients_of_an_earlier_version_are_one_clear_error(workers: int, task: Task, tmp_path: Path) -> None:
+    config, speed = tiny_config("fedrp"), Speed(workers=workers)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, task, speed, tmp_path, on_round=stop_after(2))
+    for path in tmp_path.rglob("clients-*.safetensors"):
+        before = sha256_of(path)
+        save_file({"0": torch.ones(3)}, path, {"silos": "[]"})
+        sums = path.with_name("sums.json")
+        sums.write_text(sums.read_text().replace(before, sha256_of(path)))
+    told = rf"\({tmp_path}\S*clients-000\d.safetensors is of another version of fedrp: [^:]*\): "
+    with pytest.raises(DataError, match=rf"{told}remove {tmp_path} and start again$"):
+        simulate(config, task, speed, tmp_path, resume=True)
+
+
+def test_what_is_kept_is_on_the_disk_before_the_next_round_begins(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a sync a loss of power could leave names without contents."""
+    synced: set[int] = set()
+    sync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        sync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr("os.fsync", watched)
+
+    def everything_is_synced(_record: RoundRecord) -> None:
+        kept = [path for path in files(tmp_path / "run") if path.name != "lock"]
+        assert {path.name for path in kept} > {"config.json", "head.safetensors", "metrics.jsonl", "sums.json"}
+        assert [path.name for path in kept if path.stat().st_ino not in synced] == []
+        synced.discard((tmp_path / "run" / "metrics.jsonl").stat().st_ino)  # which grows
+
+    simulate(tiny_config("fedrp"), task, out=tmp_path / "run", on_round=everything_is_synced)
+    assert {(tmp_path / "run" / name).stat().st_ino for name in ("model.safetensors", "result.json")} <= synced
 
 
 @pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.server.round_keys])

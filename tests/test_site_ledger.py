@@ -29,7 +29,8 @@ from fedrp.privacy import Adversary, gaussian_epsilon
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from fedrp.storage import ledger
-from fedrp.storage.ledger import Caps, begin, budgets, read_caps, read_ledger, rebuild
+from fedrp.storage.budget import budgets
+from fedrp.storage.ledger import Caps, begin, read_caps, read_ledger, rebuild
 from fedrp.storage.site import SiteFolder, Terms
 from fedrp.testing.local import local_run
 from flower_helpers import FIRST_NODE, FlowerFederation, in_child, tiny_load

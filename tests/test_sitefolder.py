@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig
@@ -29,6 +30,7 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.simulate import simulate
+from fedrp.storage.client_state import ARRAY_FIELDS, PLAIN_FIELDS, packed_clients, read_clients
 from fedrp.storage.server import ServerFolder
 from fedrp.storage.site import SiteFolder, Terms
 from fedrp.testing.local import local_run
@@ -109,6 +111,47 @@ def test_a_truncated_state_is_refused(kept: int, folder: SiteFolder) -> None:
         folder.load(1)
 
 
+def test_one_flipped_bit_anywhere_in_a_state_is_one_clear_error(folder: SiteFolder, federation: Federation) -> None:
+    path = folder.root / "state.safetensors"
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 11):
+        changed = bytearray(whole)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        try:
+            found = folder.load(1)
+        except SiteError as error:
+            told = str(error)
+            assert re.fullmatch(rf"{path} [^\n]*: let this site sit the run out, [^\n]*", told)
+        else:  # white space between the header and the data, which means nothing
+            assert same(found, federation.silos[1])
+            assert whole[position : position + 1] == b" "
+
+
+def test_a_state_of_an_earlier_version_is_one_clear_error(folder: SiteFolder) -> None:
+    path, metadata = folder.root / "state.safetensors", {"format": "fedrp site state 2", "run": folder.run.hex()}
+    save_file({"model": torch.ones(3)}, path, {**metadata, "silo": json.dumps({"client": 1, "state": ["model"]})})
+    told = f"{path} is of another version of fedrp: finish its run with that one, or begin a new one"
+    with pytest.raises(SiteError, match=f"^{told}$"):
+        folder.load(1)
+
+
+def test_every_field_of_a_client_is_kept() -> None:
+    """A field that is added to the client must be added to its file, or it would be lost in a crash."""
+    assert {field.name for field in dataclasses.fields(Silo)} == {*PLAIN_FIELDS, *ARRAY_FIELDS}
+
+
+def test_what_simulated_clients_share_is_stored_once_and_shared_again(tmp_path: Path) -> None:
+    shared, run = np.ones((1000, 32), np.uint8), bytes(16)
+    clients = [Silo(client, mask_keys=shared, reply=bytes([client]) * 9) for client in range(5)]
+    (tmp_path / "clients").write_bytes(packed_clients(run, clients))
+    assert (tmp_path / "clients").stat().st_size < 2 * shared.nbytes
+    loaded = read_clients(tmp_path / "clients", run)
+    assert loaded == clients
+    assert all(client.mask_keys is loaded[0].mask_keys for client in loaded)
+    assert np.array_equal(loaded[0].mask_keys, shared)
+
+
 def test_a_state_of_another_run_or_client_is_refused(folder: SiteFolder, tmp_path: Path) -> None:
     with pytest.raises(SiteError, match="belongs to client 1, this is client 2"):
         folder.load(2)
@@ -130,7 +173,9 @@ def test_a_delivered_model_keeps_every_type_of_tensor(folder: SiteFolder) -> Non
 def test_a_file_of_something_else_is_refused(folder: SiteFolder) -> None:
     model = folder.deliver({"weight": torch.ones(3)})
     (folder.root / "state.safetensors").write_bytes(model.read_bytes())
-    with pytest.raises(SiteError, match="not a state file of this version"):
+    with pytest.raises(
+        SiteError, match=r"state.safetensors is of another version of fedrp: finish its run with that one"
+    ):
         folder.load(1)
 
 
@@ -142,7 +187,7 @@ def test_a_run_is_tied_to_what_it_began_with(tmp_path: Path) -> None:
     folder.begin(0, terms(weight=30))
     folder.begin(0, terms(weight=30))
     folder.settle(terms(weight=30))
-    with pytest.raises(ConfigError, match=r"began with rounds=3 here, not 4: other settings need a run of their own"):
+    with pytest.raises(ConfigError, match=r"^run 0{32} was started with rounds=3, not 4: other settings need a run of"):
         folder.settle(terms(weight=30, rounds=4))
     with pytest.raises(DataError, match=r"began with 30 examples here, now there are 31"):
         folder.settle(terms(weight=31))
@@ -280,7 +325,7 @@ def in_child(work: Callable[[], None]) -> int:
 def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
     path = tmp_path / "state"
     seen = set()
-    for step in range(1, 20):
+    for step in range(1, 40):
         write_atomically(path, b"old" * 1000)
 
         def dies(step: int = step) -> None:
@@ -369,7 +414,7 @@ def test_a_store_keeps_its_run_and_refuses_other_settings(tmp_path: Path) -> Non
     first = run_of(tmp_path / "store", tiny_config())
     assert run_of(tmp_path / "store", tiny_config()) == first
     assert run_of(tmp_path / "other", tiny_config()) != first
-    with pytest.raises(ConfigError, match=r"holds a run with seed=0, not 5"):
+    with pytest.raises(ConfigError, match=r"^the run in .*store was started with seed=0, not 5: go on with the same"):
         run_of(tmp_path / "store", tiny_config(seed=5))
 
 

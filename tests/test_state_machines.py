@@ -28,8 +28,8 @@ from fedrp.protocol import server as server_side
 from fedrp.protocol.client import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import SimulatedEntropy
-from fedrp.storage import server as server_store
+from fedrp.simulation.identities import SimulatedEntropy
+from fedrp.storage import server_state
 from fedrp.storage.server import ServerFolder
 from helpers import Federation, tiny_config, tiny_task
 from views import DeployedNoise, View, contents, restarted, server_contents, watched
@@ -506,8 +506,8 @@ def unwritten(field: str) -> Callable[[pytest.MonkeyPatch, str], None]:
     """A server that does not write one of its fields."""
 
     def broken(patch: pytest.MonkeyPatch, name: str) -> None:
-        empty = server_store._Field(lambda _value: [], tuple)
-        patch.setitem(getattr(server_store, name), field, empty)
+        fields = getattr(server_state, name)
+        patch.setitem(fields, field, fields[field]._replace(pack=lambda _value: [], unpack=tuple))
 
     return broken
 
@@ -524,8 +524,8 @@ BROKEN = [
     (LyingServer, DP, "_recovered", forgets(left_out=()), TWO_ANSWERS),
     (LyingServer, ADMM, "MIN_LEFT_OUT", alone, "tells the upload of a single client"),
     (LyingServer, SUBSPACE, "_noted", in_place, "was changed in place"),
-    (Weather, DP, "_HEAD_FIELDS", unwritten("left_out"), "the server has forgotten something"),
-    (Weather, Case("fedavg-dp", False), "_HEAD_FIELDS", unwritten("participants"), "the server has forgotten"),
+    (Weather, DP, "HEAD_FIELDS", unwritten("left_out"), "the server has forgotten something"),
+    (Weather, Case("fedavg-dp", False), "HEAD_FIELDS", unwritten("participants"), "the server has forgotten"),
     (Weather, SUBSPACE, "_work", no_reply_kept, "refuses what|counts 2 rounds, it uploaded in 1"),
 ]
 

@@ -4,9 +4,11 @@ import dataclasses
 import functools
 import itertools
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +25,12 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import Silo
 from fedrp.protocol.server import Coordinator
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.backend import SimulatedEntropy
+from fedrp.simulation.identities import SimulatedEntropy
+from fedrp.storage.client_state import PLAIN_FIELDS, packed_clients, read_clients
+from fedrp.storage.codec import to_record
 from fedrp.types import Vector, Words
+
+_RUN = b"a run of tests.."
 
 Coefficients = npt.NDArray[np.int8]
 
@@ -48,7 +54,7 @@ class DeployedNoise(NamedTuple):
 def contents(silo: Silo) -> tuple[object, ...]:
     """All that a client keeps, to be compared: also what changed in place would show."""
     arrays = [*(silo.state or ()), silo.mask_keys, *([] if silo.last is None else [silo.last])]
-    return (json.dumps(silo.record()), silo.reply, *(array.tobytes() for array in arrays))
+    return (json.dumps(to_record(silo, PLAIN_FIELDS)), silo.reply, *(array.tobytes() for array in arrays))
 
 
 def server_contents(server: Coordinator) -> dict[str, object]:
@@ -60,10 +66,11 @@ def server_contents(server: Coordinator) -> dict[str, object]:
 
 def restarted(silo: Silo) -> Silo:
     """The client after its process ended: what was written, read again."""
-    record = json.loads(json.dumps(silo.record()))
-    state = silo.state and ClientState(*(array.copy() for array in silo.state))
-    last = None if silo.last is None else silo.last.copy()
-    return Silo.of_record(record, state, last, silo.mask_keys.copy(), silo.reply)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state"
+        path.write_bytes(packed_clients(_RUN, [silo]))
+        (again,) = read_clients(path, _RUN)
+    return again
 
 
 # --- what was really uploaded ----------------------------------------------------------------------------------------

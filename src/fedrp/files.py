@@ -6,40 +6,50 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from safetensors import SafetensorError
 
 from fedrp.errors import ConfigError, SiteError
 
 _log = logging.getLogger(__name__)
 
 PRIVATE = 0o600
+SHARED = 0o666  # less what the umask takes away: for results, which hold no secret
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, completely or not at all, readable by the owner only.
+def replace_file(path: Path, data: bytes, mode: int = PRIVATE) -> None:
+    """Put `data` at `path`, completely or not at all.
 
     Guarantees: after a return the bytes are on the disk under their name; after an error or a kill the old file is
     there, unchanged.
 
     Raises:
-        SiteError: the disk is full or the folder not writable.
+        OSError: the disk is full or the folder not writable.
     """
     partial = path.with_name(path.name + ".partial")
     try:
         partial.unlink(missing_ok=True)  # what a crash left, or someone planted
-        write_new(partial, data)
+        write_content(partial, data, mode)
         os.replace(partial, path)  # of a link at `path` too: the link goes, what it pointed to stays
-        _sync_folder(path.parent)
-    except OSError as error:
+        sync_folder(path.parent)
+    except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()
+        raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` of a deployed party at `path` as `replace_file` does, readable by the owner only.
+
+    Raises:
+        SiteError: the disk is full or the folder not writable.
+    """
+    try:
+        replace_file(path, data)
+    except OSError as error:
         raise SiteError(f"cannot write {path}: {error.strerror}; what was there is unchanged") from None
 
 
@@ -55,17 +65,30 @@ def erase(path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     path.unlink()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_new(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     """Write a file that was not there, through to the disk. Raises OSError if anything has its name, links included."""
+    write_content(path, data, mode)
+    sync_folder(path.parent)
+
+
+def write_content(path: Path, data: bytes, mode: int) -> None:
+    """As `write_new`, but its name is on the disk only after a `sync_folder`, which can be one for several files."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+
+
+def append_durably(path: Path, line: str) -> None:
+    """Add a line to a file, through to the disk. Raises OSError."""
+    with path.open("a") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_private(path: Path) -> bytes:
@@ -109,7 +132,7 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise unwritable(path, error, "go on with --resume") from None
 
 
@@ -129,10 +152,9 @@ def beginning(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write to {path}: {error.strerror}") from None
 
 
-def unwritable(path: Path, error: Exception, then: str) -> SiteError:
+def unwritable(path: Path, error: OSError, then: str) -> SiteError:
     """The one line about a write that failed: where, why, and what to do."""
-    number = _error_number(error)
-    reason = str(error) if number is None else os.strerror(number)
+    reason = error.strerror or str(error)
     remedy = "free space" if is_full(error) else "put that right"
     return SiteError(f"cannot write to {path}: {reason}: {remedy} and {then}")
 
@@ -145,17 +167,10 @@ def sha256_of(path: Path) -> str:
 
 def is_full(error: Exception) -> bool:
     """Whether it says that there is no room left, on the disk or within a limit."""
-    return _error_number(error) in _FULL
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
-def _error_number(error: Exception) -> int | None:
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))  # safetensors keeps it in its text only
-    return int(found[1]) if found else None
-
-
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename last: without this it may be lost with the power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -100,7 +100,8 @@ def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
 
     At a site also what all runs have spent of its privacy budget, and what is left.
     """
-    from fedrp.storage.ledger import FILE, budgets
+    from fedrp.storage.budget import budgets
+    from fedrp.storage.ledger import FILE
     from fedrp.storage.status import statuses
 
     for place, run in enumerate(statuses(folder)):

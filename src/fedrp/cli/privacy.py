@@ -70,7 +70,7 @@ def _is_site(folder: Path) -> bool:
 
 
 def _print_budgets(folder: Path, agreed: Path | None, delta: float | None, as_json: bool) -> None:
-    from fedrp.storage.ledger import budgets
+    from fedrp.storage.budget import budgets
 
     found = budgets(folder, agreed, delta)
     if as_json:

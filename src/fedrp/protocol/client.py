@@ -11,7 +11,7 @@ import logging
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,49 +75,6 @@ class Silo:
     reply: bytes = b""  # to the last round, to be sent again if that is asked for again
     dealt: int = -1  # the highest round that it dealt a key for: one deal per round
     taken: int = 0  # in how many rounds it took part
-
-    def record(self) -> dict[str, Any]:
-        """All but the arrays (`state`, `last`, `mask_keys`) and `reply`, for JSON."""
-        envelopes = {str(r): [e.dealer, e.sealed.hex()] for r, e in self.envelopes.items()}
-        return {
-            "client": self.index,
-            "round": self.round,
-            "since": self.since,
-            "envelopes": envelopes,
-            "call": self.call and [list(self.call.clients), list(self.call.weights)],
-            "transcript": self.transcript.hex(),
-            "left_out": list(self.left_out),
-            "dealt": self.dealt,
-            "taken": self.taken,
-        }
-
-    @classmethod
-    def of_record(
-        cls,
-        record: Mapping[str, Any],
-        state: ClientState | None,
-        last: Vector | None,
-        mask_keys: PeerKeys,
-        reply: bytes = b"",
-    ) -> "Silo":
-        """The inverse of `record`."""
-        envelopes = {int(r): Envelope(d, bytes.fromhex(s)) for r, (d, s) in record["envelopes"].items()}
-        call = Call(*map(tuple, record["call"])) if record["call"] else None
-        return cls(
-            index=record["client"],
-            round=record["round"],
-            since=record["since"],
-            state=state,
-            envelopes=envelopes,
-            call=call,
-            transcript=bytes.fromhex(record["transcript"]),
-            last=last,
-            mask_keys=mask_keys,
-            left_out=tuple(record["left_out"]),
-            reply=reply,
-            dealt=record["dealt"],
-            taken=record["taken"],
-        )
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,24 @@ A `ClientHost` keeps the state of its clients and answers packets with packets. 
 several in processes of their own, to whom pass packets, scores and file names, never a client's state.
 """
 
+import dataclasses
 import functools
+import hashlib
 import itertools
-import json
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
 from fedrp.algorithms.client_side import ClientState
 from fedrp.config import RunConfig, Speed
 from fedrp.crypto.roster import Roster
-from fedrp.errors import DataError
-from fedrp.files import sha256_of, writing
+from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.models import ModelFactory, State
 from fedrp.learning.training import Examples, Loss
@@ -34,6 +31,7 @@ from fedrp.protocol.client import Silo, finished, hello, make_workbench, respond
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_site
 from fedrp.simulation.processes import Worker
+from fedrp.storage.client_state import packed_clients, read_clients
 from fedrp.types import Packets, Vector
 
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
@@ -131,49 +129,25 @@ class ClientHost:
         return finished(self._bench, self._silos[client], self._sites[client], packet)
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write the states of all clients. Equal arrays that are shared are written once. No opened key is in it.
+        """Write the states of all clients, see `fedrp.storage.client_state`; the caller syncs the folder.
 
         Returns:
             The SHA-256 sums of the files, by name.
         """
         sums = {}
         for group, members in self._setup.groups.items():
-            arrays: dict[str, npt.NDArray[Any]] = {}
-            names: dict[int, str] = {}
-            records = []
-            for client in members:
-                silo = self._silos[client]
-                kept: dict[str, Sequence[npt.NDArray[Any]]] = {
-                    "state": silo.state or (),
-                    "last": () if silo.last is None else (silo.last,),
-                    "mask_keys": (silo.mask_keys,),
-                }
-                fields: dict[str, list[str]] = {field: [] for field in kept}
-                for field, array in ((f, array) for f, found in kept.items() for array in found):
-                    name = names.setdefault(id(array), str(len(names)))
-                    arrays[name] = np.ascontiguousarray(array)
-                    fields[field].append(name)
-                records.append({**silo.record(), **fields})
             path = _group_file(folder, group)
+            # Without replies: a simulation goes on after a round, and never asks for one again.
+            data = packed_clients(self._setup.run, [dataclasses.replace(self._silos[c], reply=b"") for c in members])
             with writing(path):  # here and not at the caller, who may be in another process
-                save_file(arrays, path, {"silos": json.dumps(records)})
-                sums[path.name] = sha256_of(path)
+                write_content(path, data, SHARED)
+            sums[path.name] = hashlib.sha256(data).hexdigest()
         return sums
 
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""
         for group in self._setup.groups:
-            path = _group_file(folder, group)
-            try:
-                arrays, metadata = load_file(path), _metadata(path)
-            except (OSError, SafetensorError) as error:
-                raise DataError(f"{path.name}: {error}") from None
-            for record in json.loads(metadata["silos"]):
-                state, last, mask_keys = ([arrays[n] for n in record[f]] for f in ("state", "last", "mask_keys"))
-                silo = Silo.of_record(
-                    record, ClientState(*state) if state else None, last[0] if last else None, mask_keys[0]
-                )
-                self._silos[silo.index] = silo
+            self._silos.update((c.index, c) for c in read_clients(_group_file(folder, group), self._setup.run))
 
     def peak_memory(self) -> float:
         """Largest resident size of this process so far, in MB."""
@@ -182,11 +156,6 @@ class ClientHost:
 
 def _group_file(folder: Path, group: int) -> Path:
     return folder / f"clients-{group:04d}.safetensors"
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="numpy") as file:
-        return dict(file.metadata())
 
 
 def set_threads(speed: Speed) -> None:

@@ -1,14 +1,13 @@
 """The folder of a run: what is written while it goes on, so that a kill at any moment loses at most one round.
 
 A checkpoint is a folder that appears by a rename, complete or not at all, with the SHA-256 sums of what belongs to it.
-What the server keeps of completed rounds is beside it, a file per round, written once (see `fedrp.storage.server`).
-Metrics of a round are written before its checkpoint; on resuming, lines beyond the checkpoint are dropped.
+What the server keeps of completed rounds is beside it, a file per round that is written once, see
+`fedrp.storage.server_state`. Metrics of a round are written before its checkpoint; on resuming, lines beyond the
+checkpoint are dropped.
 """
 
-import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,18 +15,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save as packed
 
 from fedrp.config import RunConfig, to_json
 from fedrp.errors import ConfigError, DataError, SiteError
-from fedrp.files import beginning, locked, sha256_of, writing
+from fedrp.files import (
+    SHARED,
+    append_durably,
+    beginning,
+    locked,
+    replace_file,
+    sha256_of,
+    sync_folder,
+    write_content,
+    writing,
+)
 from fedrp.learning.models import Layout
 from fedrp.learning.training import Examples
 from fedrp.protocol.server import Coordinator
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import RoundRecord, RunResult
-from fedrp.storage.server import HEAD_FILE, ROUNDS_FOLDER, forget_rounds, load_server, packed_head, packed_rounds
+from fedrp.storage.begun import require_same_settings, settings_of
+from fedrp.storage.server_state import (
+    HEAD_FILE,
+    ROUNDS_FOLDER,
+    forget_rounds,
+    load_server,
+    packed_head,
+    packed_rounds,
+)
 
 CONFIG_FILE = "config.json"
 COMPARISON_FILE = "compare.json"
@@ -36,6 +52,7 @@ _RESULT_FILE = "result.json"
 _MODEL_FILE = "model.safetensors"
 _SUMS_FILE = "sums.json"
 _PREFIX = "round-"
+_RESUME = "resume with the same"
 
 
 class Fingerprint(NamedTuple):
@@ -89,7 +106,8 @@ class RunFolder:
         if self._config_file.exists():
             if not resume:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
-            _require_same(root, _read_json(self._config_file, _way_out(root)), json.loads(to_json(config)))
+            known = _read_json(self._config_file, _way_out(root))
+            require_same_settings(known, settings_of(config), str(root), _RESUME)
             self._require_task(task)
         else:  # the config last: a folder that has one holds a run
             _begin(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
@@ -126,23 +144,25 @@ class RunFolder:
             SiteError: the disk is full, or the folder not writable any more. The last checkpoint is still there.
         """
         with writing(self.root):
-            with self._metrics_file.open("a") as lines:
-                lines.write(json.dumps(record.as_json()) + "\n")
+            append_durably(self._metrics_file, json.dumps(record.as_json()))
             self._rounds.mkdir(exist_ok=True)
             for name, data in packed_rounds(server, server.round - 1):
-                _write_atomically(self._rounds / name, data)
+                replace_file(self._rounds / name, data, SHARED)
             target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             sums = hosts.save(partial)
-            (partial / HEAD_FILE).write_bytes(packed_head(server))
-            sums[HEAD_FILE] = sha256_of(partial / HEAD_FILE)
+            head = packed_head(server)
+            write_content(partial / HEAD_FILE, head, SHARED)
+            sums[HEAD_FILE] = hashlib.sha256(head).hexdigest()
             metrics = sha256_of(self._metrics_file)
             told = {"seconds": seconds, "metrics": metrics, "files": sums}
-            (partial / _SUMS_FILE).write_text(json.dumps(told, indent=2))
+            write_content(partial / _SUMS_FILE, json.dumps(told, indent=2).encode(), SHARED)
+            sync_folder(partial)
             shutil.rmtree(target, ignore_errors=True)  # one that was damaged, and is made again
             partial.rename(target)
+            sync_folder(self._checkpoints)
             for old in self._checkpoints.glob(f"{_PREFIX}*"):
                 if old != target:
                     shutil.rmtree(old)
@@ -157,10 +177,10 @@ class RunFolder:
             lines = self._lines(server.round)
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
             seconds = float(json.loads((checkpoint / _SUMS_FILE).read_text())["seconds"])
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, DataError, SiteError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, DataError, SiteError) as error:
             raise self._unreadable(checkpoint, str(error)) from None
         with writing(self.root):
-            _write_atomically(self._metrics_file, "".join(lines).encode())
+            replace_file(self._metrics_file, "".join(lines).encode(), SHARED)
         return Progress(server, records, seconds)
 
     def _sound_checkpoint(self) -> Path:
@@ -200,12 +220,10 @@ class RunFolder:
 
     def finish(self, result: RunResult) -> None:
         """Write the result and the delivered model, as its module's `state_dict` names it."""
-        model = self.root / _MODEL_FILE
+        model = packed(result.state)
         with writing(self.root):
-            partial = _partial(model)
-            save_file(result.state, partial)
-            os.replace(partial, model)
-            _write_atomically(self.root / _RESULT_FILE, json.dumps(result.as_json(), indent=2).encode())
+            replace_file(self.root / _MODEL_FILE, model, SHARED)
+            replace_file(self.root / _RESULT_FILE, json.dumps(result.as_json(), indent=2).encode(), SHARED)
 
     @property
     def _config_file(self) -> Path:
@@ -235,7 +253,8 @@ def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     known = _read_json(root / CONFIG_FILE, _way_out(root))
     if "dp_epsilon" in given:  # what is kept is the noise that follows from it: it is found again, then compared
         known = {name: value for name, value in known.items() if name not in ("dp_epsilon", "noise_multiplier")}
-    _require_same(root, known, {name: value for name, value in given.items() if name in known})
+    compared = {name: value for name, value in given.items() if name in known}
+    require_same_settings(known, compared, str(root), _RESUME)
     return {**known, **given}
 
 
@@ -251,7 +270,7 @@ def begin_comparison(root: Path, algorithms: Sequence[str], shared: RunConfig, r
     kept = [root / COMPARISON_FILE, *(root / name / CONFIG_FILE for name in algorithms)]
     if not resume and any(path.exists() for path in kept):
         raise ConfigError(f"{root} already holds a comparison: add --resume to go on with it, or give another --out")
-    settings = {"algorithms": ",".join(algorithms), **dataclasses.asdict(shared)}
+    settings = {"algorithms": ",".join(algorithms), **settings_of(shared)}
     _begin(root, COMPARISON_FILE, json.dumps(settings, indent=2))
 
 
@@ -266,7 +285,8 @@ def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
             return dict(given)
         raise ConfigError(f"{root} holds no comparison to go on with: correct --out, or leave out --resume")
     known = _read_json(root / COMPARISON_FILE, "remove it and give all options again")
-    _require_same(root, known, {name: given[name] for name in given if name in known and name != "algorithms"})
+    compared = {name: value for name, value in given.items() if name in known and name != "algorithms"}
+    require_same_settings(known, compared, str(root), _RESUME)
     return {**known, **given}
 
 
@@ -277,13 +297,7 @@ def _begin(root: Path, name: str, text: str) -> None:
     """Make a folder with the file that says what it is."""
     with beginning(root):
         root.mkdir(parents=True, exist_ok=True)
-        _write_atomically(root / name, text.encode())
-
-
-def _require_same(root: Path, known: Mapping[str, object], asked: Mapping[str, object]) -> None:
-    for name, value in asked.items():
-        if known.get(name) != value:
-            raise ConfigError(f"{root} was started with {name}={known.get(name)}, not {value}: resume with the same")
+        replace_file(root / name, text.encode(), SHARED)
 
 
 def _finished(root: Path) -> bool:
@@ -302,13 +316,3 @@ def _read_json(path: Path, way_out: str) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read ({error}): {way_out}") from None
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    partial = _partial(path)
-    partial.write_bytes(data)
-    os.replace(partial, path)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")

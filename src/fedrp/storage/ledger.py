@@ -214,6 +214,16 @@ def rebuild(state: Path, data: str = DEFAULT_DATA) -> int:
         return len(found)
 
 
+def begun_runs(state: Path) -> SiteLedger:
+    """All runs that were begun at a site, also those that a crash kept out of its ledger.
+
+    Raises:
+        SiteError: the ledger is damaged, or missing where there are runs.
+    """
+    ledger = read_ledger(state)
+    return ledger.plus(_unlisted(state, ledger, DEFAULT_DATA))
+
+
 def _locked(state: Path) -> AbstractContextManager[None]:
     """Keep other runs of the site from being begun."""
     try:
@@ -248,7 +258,7 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-# --- what is spent, what is left -------------------------------------------------------------------------------------
+# --- what a run may add ----------------------------------------------------------------------------------------------
 
 
 def require_within(caps: Caps, begun: Sequence[Entry], asked: Entry) -> None:
@@ -261,20 +271,20 @@ def require_within(caps: Caps, begun: Sequence[Entry], asked: Entry) -> None:
         ("total_runs", caps.total_runs, len(begun), 1),
         ("total_rounds", caps.total_rounds, sum(entry.rounds for entry in begun), asked.rounds),
     ]
-    for name, cap, spent, added in counted:
-        if cap is not None and spent + added > cap:
-            raise _beyond(caps, asked, f"{name}={cap}", f"{spent} spent, this run would add {added}")
+    for name, cap, before, added in counted:
+        if cap is not None and before + added > cap:
+            raise _beyond(caps, asked, f"{name}={cap}", f"{before} spent, this run would add {added}")
     if caps.total_epsilon is None:
         return
     for adversary in caps.total_against:
         cap_text, whom = f"total_epsilon={caps.total_epsilon:g}", f"against {adversary.value}"
-        after = _total([*begun, asked], adversary, caps.total_delta)
+        after = spent([*begun, asked], adversary, caps.total_delta)
         if after.epsilon is None:
             hint = "leave that adversary out of total_against to allow it"
             raise _beyond(caps, asked, cap_text, f"with this run there is none {whom}, because {after.reason}; {hint}")
         if after.epsilon > caps.total_epsilon:
-            before = _total(begun, adversary, caps.total_delta).epsilon or 0.0
-            added_text = f"{before:.4g} spent, this run would add {after.epsilon - before:.4g}"
+            already = spent(begun, adversary, caps.total_delta).epsilon or 0.0
+            added_text = f"{already:.4g} spent, this run would add {after.epsilon - already:.4g}"
             raise _beyond(caps, asked, cap_text, f"{added_text} (delta {caps.total_delta:g}, {whom})")
 
 
@@ -284,85 +294,6 @@ def _beyond(caps: Caps, asked: Entry, cap: str, why: str) -> PrivacyError:
     )
 
 
-def _total(entries: Iterable[Entry], adversary: Adversary, delta: float) -> Guarantee:
+def spent(entries: Iterable[Entry], adversary: Adversary, delta: float) -> Guarantee:
+    """What runs cost together."""
     return total([entry.releases for entry in entries], adversary, delta)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What is spent on one data set, and by which caps."""
-
-    data: str
-    entries: tuple[Entry, ...]
-    totals: tuple[Guarantee, ...]  # one per adversary
-    caps: Caps
-
-    @property
-    def rounds(self) -> int:
-        """Of all runs."""
-        return sum(entry.rounds for entry in self.entries)
-
-    def epsilon_left(self, spent: Guarantee) -> float | None:
-        """What the cap leaves against an adversary; None where there is no cap for that, or no epsilon."""
-        cap, capped = self.caps.total_epsilon, spent.adversary in self.caps.total_against
-        if cap is None or spent.epsilon is None or not capped or spent.delta != self.caps.total_delta:
-            return None
-        return max(0.0, cap - spent.epsilon)
-
-    @property
-    def runs_left(self) -> int | None:
-        """What the cap leaves; None where there is no cap."""
-        return None if self.caps.total_runs is None else max(0, self.caps.total_runs - len(self.entries))
-
-    @property
-    def rounds_left(self) -> int | None:
-        """What the cap leaves; None where there is no cap."""
-        return None if self.caps.total_rounds is None else max(0, self.caps.total_rounds - self.rounds)
-
-    def as_json(self) -> dict[str, Any]:
-        """The budget as a JSON object."""
-        runs = [{k: v for k, v in entry.record().items() if k not in ("data", "releases")} for entry in self.entries]
-        spent = [{**item.as_json(), "epsilon_left": self.epsilon_left(item)} for item in self.totals]
-        counts = {"runs_spent": len(self.entries), "runs_left": self.runs_left}
-        counts |= {"rounds_spent": self.rounds, "rounds_left": self.rounds_left}
-        return {"role": "budget", "data": self.data, **counts, "agreed": self.caps.source, "spent": spent, "runs": runs}
-
-    def lines(self) -> list[str]:
-        """The budget for people."""
-        heading = f"data {self.data!r}: {len(self.entries)} runs{_left(self.runs_left)}"
-        heading += f", {self.rounds} rounds{_left(self.rounds_left)} in all"
-        told = []
-        for item in self.totals:
-            told.append(f"against {item.adversary.value}; neighbours: {item.adjacency.value}")
-            if item.epsilon is None:
-                told.append(f"    no guarantee: {item.reason}")
-            else:
-                left = self.epsilon_left(item)
-                told.append(
-                    f"    epsilon {item.epsilon:.4g}{_left(left)} at delta {item.delta:g} (bound: {item.bound})"
-                )
-        by = f"left by {self.caps.source}" if self.caps.source else "give --agreed FILE to see what is left"
-        return [f"{heading} ({by})", *(f"    {line}" for line in told)]
-
-
-def _left(amount: float | None) -> str:
-    return "" if amount is None else f" ({amount:.4g} left)"
-
-
-def budgets(state: Path, agreed: Path | None = None, delta: float | None = None) -> list[Budget]:
-    """What is spent on each data set of a site, and by the caps of which file: `agreed`, or that of its last run.
-
-    Raises:
-        ConfigError: that file cannot be read.
-        SiteError: the ledger cannot.
-    """
-    ledger = read_ledger(state)
-    ledger = ledger.plus(_unlisted(state, ledger, DEFAULT_DATA))
-    found = []
-    for data in dict.fromkeys(entry.data for entry in ledger.entries):
-        entries = ledger.on(data)
-        source = agreed or (Path(entries[-1].agreed) if entries[-1].agreed else None)
-        caps = read_caps(source) if source and (agreed or source.exists()) else Caps()
-        level = caps.total_delta if delta is None else delta
-        found.append(Budget(data, entries, tuple(_total(entries, who, level) for who in ADVERSARIES), caps))
-    return found

@@ -22,26 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 from safetensors.torch import save as packed
 
-from fedrp.algorithms.client_side import ClientState
-from fedrp.config import RunConfig, to_json
+from fedrp.config import RunConfig
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import erase, locked, read_private, refuse_link, write_atomically
 from fedrp.learning.models import State
 from fedrp.protocol.client import Silo
+from fedrp.storage.begun import require_same_settings, settings_of
+from fedrp.storage.client_state import packed_clients, read_clients
+from fedrp.storage.codec import OtherVersionError
 from fedrp.storage.status import append_line, read_status, write_status
 
 DEFAULT_DATA = "default"  # what a site's data set is called if the site does not name it
-_FORMAT = "fedrp site state 2"
-
-
 _SIT_OUT = "let this site sit the run out, it can join the next (an older copy would make it send a round twice)"
 
 
@@ -55,7 +50,7 @@ class Terms(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig, weight: int, data: str) -> "Terms":
         """The terms of a run with a resolved config."""
-        return cls(json.loads(to_json(config)), weight, data)
+        return cls(settings_of(config), weight, data)
 
 
 @dataclass(frozen=True)
@@ -109,12 +104,8 @@ class SiteFolder:
             if not path.exists():
                 raise self._lost(path)
         run, known = self.run.hex(), self.terms()
-        for name, value in terms.settings.items():
-            if known.settings.get(name) != value:
-                raise ConfigError(
-                    f"run {run} began with {name}={known.settings.get(name)} here, not {value}: "
-                    "other settings need a run of their own, with another store"
-                )
+        way_out = "other settings need a run of their own, with another store"
+        require_same_settings(known.settings, terms.settings, f"run {run}", way_out)
         if known.data != terms.data:
             raise ConfigError(
                 f"run {run} began on data '{known.data}' here, not '{terms.data}': put data=\"{known.data}\" back into "
@@ -148,36 +139,18 @@ class SiteFolder:
         if not self._state_file.exists():
             raise self._lost(self._state_file)
         try:
-            with safe_open(self._state_file, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise SiteError(f"{self._state_file} is not a state file of this version of fedrp")
-                if metadata["run"] != self.run.hex():
-                    raise SiteError(f"{self._state_file} belongs to another run: put it back where it came from")
-                record = json.loads(metadata["silo"])
-                fields = [file.get_tensor(name) for name in record["state"]]
-                last = file.get_tensor("last") if record["last"] else None
-                mask_keys, reply = file.get_tensor("mask_keys"), file.get_tensor("reply").tobytes()
-            silo = Silo.of_record(record, ClientState(*fields) if fields else None, last, mask_keys, reply)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise SiteError(f"{self._state_file} is damaged ({error}): {_SIT_OUT}") from None
-        if silo.index != index:
-            raise SiteError(f"{self._state_file} belongs to client {silo.index}, this is client {index}")
-        return silo
+            (client,) = read_clients(self._state_file, self.run)
+        except OtherVersionError:
+            raise
+        except SiteError as error:
+            raise SiteError(f"{error}: {_SIT_OUT}") from None
+        if client.index != index:
+            raise SiteError(f"{self._state_file} belongs to client {client.index}, this is client {index}")
+        return client
 
-    def save(self, silo: Silo) -> None:
+    def save(self, client: Silo) -> None:
         """Write the state. Until this returns, the old one stands."""
-        arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.ascontiguousarray(array)
-            for name, array in zip(ClientState._fields, silo.state or (), strict=False)
-        }
-        record = {**silo.record(), "state": list(arrays), "last": silo.last is not None}
-        if silo.last is not None:
-            arrays["last"] = np.ascontiguousarray(silo.last)
-        arrays["mask_keys"] = silo.mask_keys
-        arrays["reply"] = np.frombuffer(silo.reply, np.uint8)
-        metadata = {"format": _FORMAT, "run": self.run.hex(), "silo": json.dumps(record)}
-        write_atomically(self._state_file, save(arrays, metadata))
+        write_atomically(self._state_file, packed_clients(self.run, [client]))
 
     def mask_key(self, fresh: SecretKey) -> MaskKey | None:
         """The mask key of this run: a new one of the secret `fresh` at the first message, the kept one later.

@@ -1,0 +1,24 @@
+"""The settings that a run began with, and the one answer to whether those that are given now are the same."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedrp.config import RunConfig, to_json
+from fedrp.errors import ConfigError
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run as JSON has them: as they are kept, and compared."""
+    return dict(json.loads(to_json(config)))
+
+
+def require_same_settings(begun: Mapping[str, object], given: Mapping[str, object], what: str, way_out: str) -> None:
+    """Refuse to go on with `what` with other settings than it began with.
+
+    Raises:
+        ConfigError: one of the given settings differs.
+    """
+    for name, value in given.items():
+        if begun.get(name) != value:
+            raise ConfigError(f"{what} was started with {name}={begun.get(name)}, not {value}: {way_out}")
