@@ -16,9 +16,11 @@ import torch
 
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.learning.models import ModelFactory, public_initial
+from fedrp.learning.initial import public_initial
+from fedrp.learning.layout import ModelFactory
+from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack
+from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, split_among_clients
-from fedrp.learning.training import Examples, LocalSGD, Loss, Stack, make_trainer
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import with_learning_rate

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from fedrp.config import RunConfig, to_json
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import beginning, locked, sha256_of, writing
-from fedrp.learning.models import Layout
-from fedrp.learning.training import Examples
+from fedrp.learning.layout import Layout
+from fedrp.learning.objective import Examples
 from fedrp.protocol.server import Coordinator
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import RoundRecord, RunResult

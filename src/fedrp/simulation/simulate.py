@@ -24,9 +24,10 @@ from fedrp.config import RunConfig, Speed
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
 from fedrp.learning.evaluate import Evaluation
-from fedrp.learning.models import MODELS, Layout, built, layout_of
-from fedrp.learning.preflight import rehearse
+from fedrp.learning.layout import Layout, built, layout_of
+from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.learning.zoo import MODELS
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
@@ -69,7 +70,7 @@ def simulate(
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
-    untrained = rehearse(
+    untrained = preflight(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
     upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)

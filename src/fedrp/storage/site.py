@@ -34,7 +34,7 @@ from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import erase, locked, read_private, refuse_link, write_atomically, write_new
-from fedrp.learning.models import State
+from fedrp.learning.layout import State
 from fedrp.protocol.client import Silo
 from fedrp.storage.status import append_line, read_status, write_status
 
