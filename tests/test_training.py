@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from fedrp.auditing.canary import CanaryTrainer
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import load_vector
-from fedrp.learning.objective import Examples, LocalSGD, Objective
+from fedrp.learning.objective import Examples, LocalSGD, Objective, on_device
 from fedrp.learning.sequential import _clipped, make_trainer
 from fedrp.learning.trainer import Trainer
+from fedrp.projection.families import FAMILIES, make_projection
+from fedrp.projection.tensors import adjoint, forward
 from fedrp.rng import RunSeed
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, client_batches, tiny_config
 
@@ -216,3 +220,41 @@ def test_buffers_that_change_in_training_are_refused_by_name(factory: Callable[[
 def test_a_cache_that_is_not_saved_may_change() -> None:
     reached = trainer_of(lambda: Counting(False)).train(starts(1), DATA[:1], [0], ROUND, SGD)
     assert np.array_equal(reached, trainer_of(TinyNet).train(starts(1), DATA[:1], [0], ROUND, SGD))
+
+
+def test_any_engine_that_fits_the_protocol_can_train_a_client() -> None:
+    """The audit's engine and the sequential one go through the same door."""
+    sequential = trainer_of(TinyNet)
+    engines: list[Trainer] = [sequential, CanaryTrainer(sequential.model)]
+    for engine in engines:
+        reached = engine.train(starts(1), DATA[:1], [0], ROUND, SGD)
+        assert reached.shape == starts(1).shape
+        assert reached.dtype == np.float32
+
+
+@pytest.mark.parametrize("limit", [0.1, 1.0, 3.0])
+def test_clipping_gives_the_bits_that_numpy_gives(limit: float) -> None:
+    rows = np.random.default_rng(0).normal(0, 0.1, (5, 1003)).astype(np.float32)
+    rows[0] *= 0.001
+    expected = rows.copy()
+    for row in expected:
+        if (norm := np.linalg.norm(row)) > limit:
+            row *= np.float32(limit) / norm
+    assert _clipped(torch.from_numpy(rows.copy()), limit).numpy().tobytes() == expected.tobytes()
+
+
+def test_objectives_read_the_memory_of_writeable_arrays_and_a_copy_of_others() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert on_device(array, torch.device("cpu")).data_ptr() == array.ctypes.data
+    array.setflags(write=False)
+    assert torch.equal(on_device(array, torch.device("cpu")), torch.arange(6.0).reshape(2, 3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_projections_of_tensors_are_those_of_arrays(family: str) -> None:
+    """Also of rows with padding between them, as training has."""
+    projection = make_projection(family, SecretKey(bytes(32)), 50, 7)
+    padded = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32))[:, :50]
+    images = forward(projection, padded)
+    assert images.numpy().tobytes() == projection.forward(padded.numpy()).tobytes()
+    assert adjoint(projection, images).numpy().tobytes() == projection.adjoint(images.numpy()).tobytes()
