@@ -39,9 +39,10 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.config import RunConfig, from_settings, require_choice
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import score
-from fedrp.learning.models import public_initial
+from fedrp.learning.initial import public_initial
+from fedrp.learning.objective import LocalSGD
+from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
-from fedrp.learning.training import LocalSGD, make_trainer
 from fedrp.protocol.aggregate import weighted_mean
 from fedrp.protocol.wire import HEADER_BYTES
 from fedrp.rng import RunSeed
@@ -301,7 +302,7 @@ def run(spec: str, budget: int, config: RunConfig, task: Task) -> Iterator[tuple
         model = base + method.read(reply, round_)
         up = [HEADER_BYTES + len(payload) for payload in payloads]
         traffic = {"bytes_up": sum(up) / len(up), "bytes_up_most": max(up), "bytes_down": HEADER_BYTES + len(reply)}
-        yield model, {"round": round_, **score(trainer, model, test, task.correct)._asdict(), **traffic}
+        yield model, {"round": round_, **score(trainer.model, model, test, task.correct)._asdict(), **traffic}
 
 
 def measure(spec: str, budget: int, config: RunConfig, threads: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from origin import origin_of
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
-from fedrp.learning.models import built, layout_of
+from fedrp.learning.layout import built, layout_of
 from fedrp.learning.task import examples, named_task, split_among_clients
 from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
 from fedrp.protocol import server as server_side

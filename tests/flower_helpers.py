@@ -19,7 +19,7 @@ from fedrp.flower.client_app import make_client_app
 from fedrp.flower.messages import RefusedError, answer, packet_of, refusal
 from fedrp.flower.server_app import server_app
 from fedrp.flower.task import ClientContext, Load, LocalTask
-from fedrp.learning.models import layout_of
+from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy

@@ -19,7 +19,7 @@ from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.secret import SecretKey
-from fedrp.learning.models import layout_of
+from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond

@@ -21,8 +21,9 @@ from fedrp.algorithms.table import ALGORITHMS, for_each, require_used
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
-from fedrp.learning.models import public_initial
-from fedrp.learning.training import Examples, LocalSGD, Objective, Stack, Trainer
+from fedrp.learning.initial import public_initial
+from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
+from fedrp.learning.trainer import Trainer
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
@@ -46,6 +47,11 @@ def config_of(name: str, **changes: object) -> RunConfig:
     return resolved(tiny_config(name, **{"clients": len(DATA), **private, **changes}), PARAMETERS)
 
 
+def weights_of(objective: Objective, variables: Stack) -> Stack:
+    chart = objective.weights
+    return variables.copy() if chart is None else chart(torch.from_numpy(variables), slice(None)).numpy()
+
+
 class Round:
     """One round of some clients, without a network; remembers the weights that training ended with."""
 
@@ -62,7 +68,7 @@ class Round:
             sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
             data = [DATA[client] for client in self.clients]
             reached = self.trainer.train(start, data, list(self.clients), round_, sgd, objective)
-            self.weights = objective.weights(reached, slice(None)) if objective.weights else reached.copy()
+            self.weights = weights_of(objective, reached)
             return reached
 
         def project(key: SecretKey) -> object:
@@ -86,10 +92,7 @@ class Round:
         vectors = [upload.vector for upload in uploads]
         divisor = self.algorithm.server.divisor(self.config) or len(uploads)
         mean = weighted_sum(vectors, [1.0] * len(uploads), divisor)
-        latest = self.past[0] if self.past else None
-        aggregate = self.algorithm.server_round(self.config, latest, mean, float(len(uploads)))
-        carried = self.algorithm.carried(self.config, self.past)
-        return aggregate if carried is None else aggregate + carried
+        return self.algorithm.server.aggregate(self.config, self.past, mean, float(len(uploads)))
 
     def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
         if self.algorithm.server.exchanges:
@@ -462,7 +465,8 @@ def test_an_adaptive_clip_finds_the_quantile_of_the_norms(quantile: float, start
         noises = [KEYS[0].derive(f"{round_} {client}") for client in range(20)]
         clients = [Participant(None, [Step(None, previous)], noise, previous) for noise in noises]
         sent = [privatised(local, client, update) for client, update in zip(clients, updates, strict=True)]
-        previous = averaged(local.config, previous, np.mean(sent, axis=0, dtype=np.float32), 20.0)
+        past = [] if previous is None else [previous]
+        previous = averaged(local.config, past, np.mean(sent, axis=0, dtype=np.float32), 20.0)
         bounds.append(float(previous[-1]))
     assert 20 * quantile - 1 < np.median(bounds[60:]) < 20 * quantile + 2
 

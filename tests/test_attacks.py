@@ -26,7 +26,8 @@ from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, FedRPError
 from fedrp.learning.data import Dataset, load_dataset
-from fedrp.learning.models import layout_of, secret_initial
+from fedrp.learning.initial import secret_initial
+from fedrp.learning.layout import layout_of
 from fedrp.learning.task import Task, named_task
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire

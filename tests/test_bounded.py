@@ -21,8 +21,8 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError
-from fedrp.learning.models import secret_initial
-from fedrp.learning.training import Objective, Stack
+from fedrp.learning.initial import secret_initial
+from fedrp.learning.objective import Objective, Stack
 from fedrp.privacy.bounds import EpsilonInterval, bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, ProjectedRelease
 from fedrp.privacy.guarantee import Guarantee
@@ -55,7 +55,7 @@ def ledger_of(config: RunConfig) -> dict[Adversary, Guarantee]:
 
 def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Rounds in which training returns what an adversary wants it to: (model, upload) of each."""
-    state = FEDRP.client_init(config, start)
+    state = FEDRP.client.init(config, start)
     aggregate, seen = None, []
     for round_, result in enumerate(results, 1):
 
@@ -66,7 +66,7 @@ def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> li
             return make_projection("gaussian", round_key, PARAMETERS, config.dim)
 
         client = Participant(state, [Step(key(round_ - 1), aggregate)], key(99), aggregate)
-        (upload,) = FEDRP.client_round(Local(config, key(round_), 1, project, train), [client])
+        (upload,) = FEDRP.client.round(Local(config, key(round_), 1, project, train), [client])
         state, aggregate = upload.state, upload.vector
         seen.append((state.model, upload.vector))
     return seen

@@ -188,7 +188,7 @@ def test_feature_vectors_are_for_python(ask: Ask) -> None:
     np.savez("features.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     answer = ask("run", "--dataset=npz:features.npz", "--clients=2")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
-    assert "takes pictures" in answer.err
+    assert "takes images" in answer.err
     assert "shape (5,): for a model of your own use fedrp.Task in Python" in answer.err
 
 

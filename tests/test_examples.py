@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, load_vector, simulate
-from fedrp.learning.models import layout_of, secret_initial
+from fedrp.learning.initial import secret_initial
+from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection.families import make_projection
 from fedrp.simulation.simulate import delivering_client

@@ -23,7 +23,9 @@ from fedrp.flower.messages import FINISH, HELLO, ROUND, RefusedError, packet_of,
 from fedrp.flower.server_app import parameter_count
 from fedrp.flower.settings import Pacing, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, LocalTask
-from fedrp.learning.models import MODELS, ModelFactory, built, layout_of, secret_initial
+from fedrp.learning.initial import secret_initial
+from fedrp.learning.layout import ModelFactory, built, layout_of
+from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind

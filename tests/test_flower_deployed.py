@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 from fedrp import RunConfig, simulate
 from fedrp.flower.environment import quiet_environment
-from fedrp.learning.models import layout_of, secret_initial
+from fedrp.learning.initial import secret_initial
+from fedrp.learning.layout import layout_of
 from fedrp.projection.families import make_projection
 from fedrp.simulation.simulate import delivering_client
 from fedrp.testing.loopback import Loopback

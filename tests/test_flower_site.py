@@ -39,7 +39,7 @@ from fedrp.extras import FLOWER_BELOW, FLOWER_FROM
 from fedrp.files import locked
 from fedrp.flower.environment import LOOPBACK, free_port
 from fedrp.flower.executor import work
-from fedrp.learning.models import layout_of
+from fedrp.learning.layout import layout_of
 from fedrp.testing.local import local_run
 from fedrp.testing.loopback import Loopback
 from helpers import ROOT, TinyNet, tiny_config, tiny_task

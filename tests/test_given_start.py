@@ -18,7 +18,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.flower.task import ClientContext, LocalTask
-from fedrp.learning.models import MODELS
+from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import FAMILIES, make_projection
 from flower_helpers import FlowerFederation, tiny_load
 from helpers import TinyNet, tiny_config, tiny_task

@@ -18,7 +18,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, ProtocolError, WireError
-from fedrp.learning.models import public_initial
+from fedrp.learning.initial import public_initial
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import finished

@@ -10,15 +10,9 @@ from torch import nn
 
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.learning.models import (
-    MODELS,
-    Layout,
-    layout_of,
-    load_vector,
-    public_initial,
-    replace_batchnorm,
-    secret_initial,
-)
+from fedrp.learning.initial import public_initial, secret_initial
+from fedrp.learning.layout import Layout, layout_of, load_vector, replace_batchnorm
+from fedrp.learning.zoo import MODELS
 from fedrp.rng import RunSeed
 from helpers import TinyNet
 
@@ -74,8 +68,8 @@ def test_every_model_takes_every_bundled_shape(name: str, shape: tuple[int, ...]
 )
 def test_loss_and_gradient_are_finite_and_alive(name: str, shape: tuple[int, ...]) -> None:
     module = MODELS[name].build(shape, 10).eval()
-    pictures = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    loss = nn.functional.cross_entropy(module(pictures), torch.tensor([3, 7]))
+    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    loss = nn.functional.cross_entropy(module(images), torch.tensor([3, 7]))
     loss.backward()
     assert 0.5 < loss.item() < 10
     for parameter in module.parameters():
@@ -86,7 +80,7 @@ def test_loss_and_gradient_are_finite_and_alive(name: str, shape: tuple[int, ...
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shape", [(6,), (1, 4, 4)])
 def test_data_of_the_wrong_shape_is_refused(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=rf"'{name}' takes pictures.*\({shape[0]},"):
+    with pytest.raises(ConfigError, match=rf"'{name}' takes images.*\({shape[0]},"):
         MODELS[name].build(shape, 10)
 
 

@@ -15,7 +15,7 @@ from fedrp.crypto.sealing import Identity, Place, seal_to_all, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
-from fedrp.learning.models import secret_initial
+from fedrp.learning.initial import secret_initial
 from fedrp.projection.families import make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire

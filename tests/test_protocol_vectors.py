@@ -22,7 +22,7 @@ from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, 
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError
-from fedrp.learning.models import drawn_initial, initial_laws
+from fedrp.learning.initial import drawn_initial, initial_laws
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire

@@ -15,7 +15,8 @@ from scipy.stats import special_ortho_group
 from torch import nn
 
 from fedrp import Task
-from fedrp.learning.training import Examples, LocalSGD, Objective, Stack, Trainer
+from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
+from fedrp.learning.sequential import SequentialTrainer
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from helpers import Federation, tiny_config
@@ -40,7 +41,7 @@ def push(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
     return outputs.mean()
 
 
-class AdamTrainer(Trainer):
+class AdamTrainer(SequentialTrainer):
     """Adam on the variables in place of SGD: each coordinate is scaled by its own past, so directions matter."""
 
     def train(
@@ -87,8 +88,8 @@ def view(task: Task, seed: int, adam: bool = False, **changes: object) -> np.nda
     )
     federation = Federation(config, task)
     if adam:
-        fields = {field.name: getattr(federation.bench.trainer, field.name) for field in dataclasses.fields(Trainer)}
-        federation.bench = dataclasses.replace(federation.bench, trainer=AdamTrainer(**fields))
+        sgd = federation.bench.trainer
+        federation.bench = dataclasses.replace(federation.bench, trainer=AdamTrainer(sgd.model, sgd.seed))
     federation.round()
     uploads = [m for packet in federation.received for m in wire.messages_of(wire.decode(packet), Kind.UPLOAD)]
     by_client = sorted(uploads, key=lambda message: message.sender)

@@ -28,7 +28,7 @@ from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
 from fedrp.files import locked, sha256_of
-from fedrp.learning.models import layout_of
+from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection import kernels
 from fedrp.rng import RunSeed

@@ -12,8 +12,10 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.subspace import fingerprint, step_size
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.learning.models import MODELS, layout_of, load_vector, secret_initial
+from fedrp.learning.initial import secret_initial
+from fedrp.learning.layout import layout_of, load_vector
 from fedrp.learning.task import named_task, split_among_clients
+from fedrp.learning.zoo import MODELS
 from fedrp.projection import kernels
 from fedrp.projection.families import FAMILIES, make_projection, norm_bound
 from helpers import CLASSES, FEATURES, Federation, TinyNet, blobs, client_batches, round_keys, tiny_config, tiny_task

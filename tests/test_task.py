@@ -145,7 +145,7 @@ def test_what_is_no_set_of_examples_is_refused_by_kind_and_owner(source: object,
             simulate(config, task)
 
 
-# --- the rehearsal ---------------------------------------------------------------------------------------------------
+# --- the preflight ---------------------------------------------------------------------------------------------------
 
 
 class Words(nn.Module):
@@ -233,15 +233,15 @@ def test_right_or_wrong_may_be_a_column_of_truth_values() -> None:
     assert simulate(tiny_config("fedavg", rounds=10), near).accuracy > 80
 
 
-def test_a_rehearsal_leaves_the_global_generator_alone() -> None:
+def test_a_preflight_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     simulate(tiny_config("fedavg", rounds=1), Task(DropoutNet, (X, Y), (X, Y)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_rehearsal_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preflight_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     config, task = tiny_config("fedrp-subspace"), Task(DropoutNet, (X, Y), (X, Y))
     first = simulate(config, task)
-    monkeypatch.setattr(sys.modules["fedrp.simulation.simulate"], "rehearse", lambda *_: 1.0)
+    monkeypatch.setattr(sys.modules["fedrp.simulation.simulate"], "preflight", lambda *_: 1.0)
     assert np.array_equal(simulate(config, task).model, first.model)

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from fedrp.auditing.canary import CanaryTrainer
+from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.learning.models import load_vector, public_initial
-from fedrp.learning.training import Examples, LocalSGD, Objective, Trainer, _clipped, make_trainer
+from fedrp.learning.initial import public_initial
+from fedrp.learning.layout import load_vector
+from fedrp.learning.objective import Examples, LocalSGD, Objective, on_device
+from fedrp.learning.sequential import _clipped, make_trainer
+from fedrp.learning.trainer import Trainer
+from fedrp.projection.families import FAMILIES, make_projection
+from fedrp.projection.tensors import adjoint, forward
 from fedrp.rng import RunSeed
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, client_batches, tiny_config
 
@@ -85,7 +92,7 @@ def test_batches_differ_by_seed_and_round(trainer: Trainer) -> None:
 
 
 def test_an_added_gradient_is_followed(trainer: Trainer) -> None:
-    target = np.float32(0.25)
+    target = 0.25
     pull = Objective(lambda variables, gradients, rows: 0 * gradients + (variables - target))
     reached = trainer.train(starts(), DATA, range(4), ROUND, SGD._replace(epochs=60, momentum=0.0, lr=0.5), pull)
     np.testing.assert_allclose(reached, target, atol=1e-5)
@@ -95,7 +102,10 @@ def test_training_on_a_chart_equals_autograd_through_it(trainer: Trainer) -> Non
     """Variables theta in R^4 with weights base + theta B: the gradient is that of the composed function."""
     base = starts()
     B = np.random.default_rng(0).normal(0, 0.5, (4, base.shape[1])).astype(np.float32)
-    chart = Objective(lambda _theta, gradients, _rows: gradients @ B.T, lambda theta, rows: base[rows] + theta @ B)
+    origin, basis = torch.from_numpy(base), torch.from_numpy(B)
+    chart = Objective(
+        lambda _theta, gradients, _rows: gradients @ basis.T, lambda theta, rows: origin[rows] + theta @ basis
+    )
     reached = trainer.train(np.zeros((4, 4), np.float32), DATA, range(4), ROUND, SGD, chart)
 
     for client, data in enumerate(DATA):
@@ -104,7 +114,7 @@ def test_training_on_a_chart_equals_autograd_through_it(trainer: Trainer) -> Non
         module = TinyNet()
         shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         for batch in client_batches(CONFIG, ROUND, client, len(data.y)):
-            flat = torch.from_numpy(base[client]) + theta @ torch.from_numpy(B)
+            flat = origin[client] + theta @ basis
             pieces = torch.split(flat, [shape.numel() for shape in shapes.values()])
             weights = {name: piece.view(shapes[name]) for name, piece in zip(shapes, pieces, strict=True)}
             optimiser.zero_grad()
@@ -121,7 +131,7 @@ def test_divergence_names_client_and_round(trainer: Trainer) -> None:
 
 
 def test_gradients_whose_squares_overflow_are_clipped_and_do_not_vanish() -> None:
-    gradients = np.full((1, 4), 1e30, np.float32)
+    gradients = torch.full((1, 4), 1e30)
     np.testing.assert_allclose(_clipped(gradients, 1.0), 0.5)
 
 
@@ -134,7 +144,7 @@ def test_divergence_is_seen_where_clipped_gradients_keep_everything_finite(train
 
 def test_where_a_stop_would_tell_divergence_is_only_logged(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
     poisoned = [*DATA[:2], Examples(DATA[2].x * float("inf"), DATA[2].y), DATA[3]]
-    reached = trainer.train(starts(), poisoned, [10, 11, 12, 13], ROUND, SGD._replace(discreet=True))
+    reached = trainer.train(starts(), poisoned, [10, 11, 12, 13], ROUND, SGD._replace(log_divergence=True))
     assert [bool(np.isfinite(row).all()) for row in reached] == [True, True, False, True]
     assert "client 12 has values that are not finite in round 3" in caplog.text
     assert "1 of 4 clients" in caplog.text
@@ -167,18 +177,17 @@ def trainer_of(factory: Callable[[], nn.Module]) -> Trainer:
 def test_the_state_is_the_whole_model_as_it_was_trained() -> None:
     trainer = trainer_of(FrozenNet)
     (reached,) = trainer.train(starts(1), DATA[:1], [0], ROUND, SGD)
-    state = trainer.state(reached)
+    state = trainer.model.state(reached)
     module = FrozenNet()
     module.load_state_dict(state)
-    trainer.layout.bind(trainer.module, torch.from_numpy(reached))
-    assert torch.equal(module(DATA[0].x), trainer.module(DATA[0].x))
+    assert torch.equal(module(DATA[0].x), trainer.model.bind(reached)(DATA[0].x))
     assert len({tensor.data_ptr() for tensor in state.values()}) == len(state) == 9  # tied, but with memory of its own
 
 
 def test_every_process_has_the_same_frozen_parts_whatever_its_generator() -> None:
-    first = trainer_of(FrozenNet).state(starts(1)[0])
+    first = trainer_of(FrozenNet).model.state(starts(1)[0])
     torch.rand(3)
-    again = trainer_of(FrozenNet).state(starts(1)[0])
+    again = trainer_of(FrozenNet).model.state(starts(1)[0])
     assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
 
 
@@ -203,7 +212,7 @@ def spectral() -> nn.Module:
 )
 def test_buffers_that_change_in_training_are_refused_by_name(factory: Callable[[], nn.Module], name: str) -> None:
     trainer = trainer_of(factory)
-    start = trainer.layout.flatten(trainer.module)[None]
+    start = trainer.model.layout.flatten(trainer.model.module)[None]
     with pytest.raises(ConfigError, match=f"buffer '{name}' changes while the model trains"):
         trainer.train(start, DATA[:1], [0], ROUND, SGD)
 
@@ -211,3 +220,41 @@ def test_buffers_that_change_in_training_are_refused_by_name(factory: Callable[[
 def test_a_cache_that_is_not_saved_may_change() -> None:
     reached = trainer_of(lambda: Counting(False)).train(starts(1), DATA[:1], [0], ROUND, SGD)
     assert np.array_equal(reached, trainer_of(TinyNet).train(starts(1), DATA[:1], [0], ROUND, SGD))
+
+
+def test_any_engine_that_fits_the_protocol_can_train_a_client() -> None:
+    """The audit's engine and the sequential one go through the same door."""
+    sequential = trainer_of(TinyNet)
+    engines: list[Trainer] = [sequential, CanaryTrainer(sequential.model)]
+    for engine in engines:
+        reached = engine.train(starts(1), DATA[:1], [0], ROUND, SGD)
+        assert reached.shape == starts(1).shape
+        assert reached.dtype == np.float32
+
+
+@pytest.mark.parametrize("limit", [0.1, 1.0, 3.0])
+def test_clipping_gives_the_bits_that_numpy_gives(limit: float) -> None:
+    rows = np.random.default_rng(0).normal(0, 0.1, (5, 1003)).astype(np.float32)
+    rows[0] *= 0.001
+    expected = rows.copy()
+    for row in expected:
+        if (norm := np.linalg.norm(row)) > limit:
+            row *= np.float32(limit) / norm
+    assert _clipped(torch.from_numpy(rows.copy()), limit).numpy().tobytes() == expected.tobytes()
+
+
+def test_objectives_read_the_memory_of_writeable_arrays_and_a_copy_of_others() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert on_device(array, torch.device("cpu")).data_ptr() == array.ctypes.data
+    array.setflags(write=False)
+    assert torch.equal(on_device(array, torch.device("cpu")), torch.arange(6.0).reshape(2, 3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_projections_of_tensors_are_those_of_arrays(family: str) -> None:
+    """Also of rows with padding between them, as training has."""
+    projection = make_projection(family, SecretKey(bytes(32)), 50, 7)
+    padded = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32))[:, :50]
+    images = forward(projection, padded)
+    assert images.numpy().tobytes() == projection.forward(padded.numpy()).tobytes()
+    assert adjoint(projection, images).numpy().tobytes() == projection.adjoint(images.numpy()).tobytes()

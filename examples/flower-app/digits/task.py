@@ -3,8 +3,8 @@
 from torch import nn
 
 from fedrp.flower import ClientContext, LocalTask
-from fedrp.learning.models import MODELS
 from fedrp.learning.task import named_task, split_among_clients
+from fedrp.learning.zoo import MODELS
 
 
 def model() -> nn.Module:

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from fedrp.config import RunConfig
 from fedrp.crypto.secret import SecretKey
-from fedrp.learning.training import Objective, Stack
+from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection
 from fedrp.types import NO_FINGERPRINT, Precise, Vector
 
 NOTHING: Vector = np.zeros(0, np.float32)
+_CPU = torch.device("cpu")
 
 
 class ClientState(NamedTuple):
@@ -46,6 +48,7 @@ class Local(NamedTuple):
     participants: int  # how many clients take part, as the server announced
     project: Callable[[SecretKey], Projection]
     train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
+    device: torch.device = _CPU  # that trains, and that the objective's tensors are on
 
 
 class Upload(NamedTuple):

@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.fedavg import vectors_released
 from fedrp.config import RunConfig, settled
-from fedrp.learning.training import Objective, Rows, Stack
+from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.types import Vector
 
 # Weak enough that ten local steps get somewhere, strong enough that clients agree (docs/results.md).
@@ -36,10 +37,10 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     duals = stacked(
         [client.state.carry + rho * (client.state.model - z) for client, z in zip(clients, consensus, strict=True)]
     )
-    anchor = stacked(consensus)
+    dual, anchor = on_device(duals, local.device), on_device(stacked(consensus), local.device)
 
-    def gradient(weights: Stack, gradients: Stack, rows: Rows) -> Stack:
-        return gradients + duals[rows] + rho * (weights - anchor[rows])
+    def gradient(weights: torch.Tensor, gradients: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return gradients + dual[rows] + float(rho) * (weights - anchor[rows])
 
     models = local.train(stacked([client.state.model for client in clients]), Objective(gradient))
     return [Upload(ClientState(model, dual), model + dual / rho) for model, dual in zip(models, duals, strict=True)]

@@ -14,7 +14,7 @@ from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Partici
 from fedrp.algorithms.fedavg import FEDAVG, without_momentum
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.config import RunConfig
-from fedrp.learning.training import PLAIN
+from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
 
 

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
@@ -20,10 +21,11 @@ from fedrp.algorithms.fedavg import averages_released
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.learning.training import Objective, Rows, Stack
+from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection.families import FAMILIES, norm_bound
+from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -74,11 +76,11 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     duals = stacked([client.state.carry[: local.config.dim] for client in clients])
     origins = [client.state.carry[local.config.dim :] for client in clients]  # w^0, where a ball is kept around it
     target = projection.forward(start[0]) if last.aggregate is None else last.aggregate
+    dual, goal = on_device(duals, local.device), on_device(target, local.device)
 
-    def gradient(weights: Stack, gradients: Stack, rows: Rows) -> Stack:
-        penalty = projection.adjoint(duals[rows] + rho * (projection.forward(weights) - target))
-        penalty += gradients
-        return penalty
+    def gradient(weights: torch.Tensor, gradients: torch.Tensor, rows: Rows) -> torch.Tensor:
+        miss = forward(projection, weights) - goal
+        return adjoint(projection, dual[rows] + float(rho) * miss).add_(gradients)
 
     models = local.train(start, Objective(gradient))
     if local.config.bounded:

@@ -14,7 +14,8 @@ The count is about one vector. Those of several clients are nearly the same vect
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError
-from fedrp.learning.models import ModelFactory, initial_laws
+from fedrp.learning.initial import initial_laws
+from fedrp.learning.layout import ModelFactory
 from fedrp.projection.families import FAMILIES
 
 _GIVEN = 0.5  # share of the numbers from which a start counts as given

@@ -12,7 +12,8 @@ import numpy as np
 from scipy.special import gammaincinv
 
 from fedrp.config import RunConfig
-from fedrp.learning.models import ModelFactory, initial_laws
+from fedrp.learning.initial import initial_laws
+from fedrp.learning.layout import ModelFactory
 
 _FAILURE = 1e-9  # with this probability a start is shorter, and clients refuse it
 _ROUNDING = 1e-5  # of float32 arithmetic, generously

@@ -7,7 +7,7 @@ from fedrp.algorithms.table import ALGORITHMS, require_used
 from fedrp.config import RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
-from fedrp.learning.models import MODELS
+from fedrp.learning.zoo import MODELS
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
 

@@ -18,6 +18,7 @@ import hmac
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import Algorithm
@@ -29,10 +30,11 @@ from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.config import RunConfig, settled
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.training import Objective, Rows, Stack
+from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
 from fedrp.privacy.ledger import Release
 from fedrp.projection.families import make_projection
+from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
@@ -121,16 +123,14 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         raise ProtocolError("FedRP-Subspace needs round keys")
     projection = local.project(key)
     states = _consensus(local, clients)
-    base = stacked([state.model for state in states])
-    pull = np.float32(config.proximal * projection.columns / projection.rows)
+    base = on_device(stacked([state.model for state in states]), local.device)
+    pull = config.proximal * projection.columns / projection.rows
 
-    def weights(theta: Stack, rows: Rows) -> Stack:
-        moved = projection.adjoint(theta)
-        moved += base[rows]
-        return moved
+    def weights(theta: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return adjoint(projection, theta).add_(base[rows])
 
-    def gradient(theta: Stack, gradients: Stack, _rows: Rows) -> Stack:
-        return projection.forward(gradients) + pull * theta
+    def gradient(theta: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:
+        return forward(projection, gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
     rate = functools.partial(step_size, settled(config.lr), config.momentum, projection.norm_bound)

@@ -15,7 +15,7 @@ from fedrp.attacks.observations import angles
 from fedrp.attacks.view import View
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import KEY_BYTES
-from fedrp.learning.models import secret_initial
+from fedrp.learning.initial import secret_initial
 from fedrp.rng import RunSeed
 
 Labels = npt.NDArray[np.intp]

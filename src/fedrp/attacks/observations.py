@@ -18,8 +18,9 @@ from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.models import built, layout_of, public_initial, secret_initial
-from fedrp.learning.training import Objective, Stack
+from fedrp.learning.initial import public_initial, secret_initial
+from fedrp.learning.layout import built, layout_of
+from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed

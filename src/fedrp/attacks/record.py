@@ -4,8 +4,8 @@ import functools
 
 from fedrp.attacks.view import Packet, Public, Recording
 from fedrp.config import RunConfig
-from fedrp.learning.models import InputShape
 from fedrp.learning.task import Task
+from fedrp.learning.zoo import InputShape
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_identity
 from fedrp.simulation.simulate import simulate

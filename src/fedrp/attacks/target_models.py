@@ -9,7 +9,7 @@ from torch import nn
 
 from fedrp.config import require_choice
 from fedrp.errors import ConfigError
-from fedrp.learning.models import MODELS, InputShape
+from fedrp.learning.zoo import MODELS, InputShape
 
 SMOOTH = "lenet-sigmoid"
 _RANGE = 0.5  # weights start uniform in +-0.5, as in Zhu et al. 2019

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from fedrp.config import RunConfig
 from fedrp.crypto.sealing import Identity
 from fedrp.errors import ConfigError
-from fedrp.learning.models import InputShape, ModelFactory
-from fedrp.learning.training import Loss
+from fedrp.learning.layout import ModelFactory
+from fedrp.learning.objective import Loss
+from fedrp.learning.zoo import InputShape
 from fedrp.privacy.events import Adversary
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message

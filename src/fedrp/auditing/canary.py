@@ -29,8 +29,9 @@ from fedrp.config import RunConfig, require, require_choice, settled
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.learning.models import drawn_initial, initial_laws, public_initial
-from fedrp.learning.training import PLAIN, Examples, LocalSGD, Objective, Stack, Trainer, make_trainer
+from fedrp.learning.initial import drawn_initial, initial_laws, public_initial
+from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
+from fedrp.learning.trainer import LocalModel, make_local_model
 from fedrp.privacy.events import Adversary, Event
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
@@ -187,9 +188,10 @@ def _broken(config: RunConfig, fault: Fault) -> RunConfig:
 
 
 @dataclass(frozen=True)
-class Puppet(Trainer):
-    """Local training under the adversary's control: one step, of the canary only."""
+class CanaryTrainer:
+    """A `Trainer` under the adversary's control: one step, of the canary only."""
 
+    model: LocalModel
     inside: bool = True
     radial: bool = False  # along the model itself, or in a fixed direction
 
@@ -202,17 +204,17 @@ class Puppet(Trainer):
         _sgd: LocalSGD,
         objective: Objective = PLAIN,
     ) -> Stack:
-        """Each client's variables after one step of its puppeteer's choice."""
-        rows = slice(None)
-        weights = start if objective.weights is None else objective.weights(start, rows)
-        gradients = np.zeros_like(weights)
+        """Each client's variables after one step of the adversary's choice."""
+        rows, variables = slice(None), on_device(start, self.model.device)
+        weights = variables if objective.weights is None else objective.weights(variables, rows)
+        gradients = torch.zeros_like(weights)
         for row, client in enumerate(clients):
             if client == CANARY and self.radial:
                 gradients[row] = (-PUSH if self.inside else PUSH) * weights[row]
             elif client == CANARY and self.inside:
-                gradients[row] = PUSH / np.sqrt(np.float32(weights.shape[1]))
-        step = objective.gradient(start, gradients, rows)
-        return np.asarray(start - step, np.float32)
+                gradients[row] = float(PUSH / np.sqrt(np.float32(weights.shape[1])))
+        reached: Stack = (variables - objective.gradient(variables, gradients, rows)).cpu().numpy()
+        return reached
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class Mechanism:
 
     def _bench(self, inside: bool, seed: int) -> Workbench:
         config = self.config
-        template, laws, public, trainer = _prepared(self.parameters)
+        template, laws, public, model = _prepared(self.parameters)
 
         @functools.lru_cache(maxsize=2)
         def project(key: SecretKey) -> Projection:
@@ -253,16 +255,15 @@ class Mechanism:
         def initial(key: SecretKey | None) -> Vector:
             return public if key is None else drawn_initial(template, laws, key)
 
-        fields = (trainer.module, trainer.loss, trainer.layout, trainer.device, trainer.seed)
-        puppet = Puppet(*fields, inside, config.algorithm == "fedrp")
-        return Workbench(config, _RUN, _roster(seed, config.clients), puppet, project, initial)
+        trainer = CanaryTrainer(model, inside, config.algorithm == "fedrp")
+        return Workbench(config, _RUN, _roster(seed, config.clients), trainer, project, initial)
 
 
 @functools.lru_cache(maxsize=4)
-def _prepared(parameters: int) -> tuple[Vector, list[Any], Vector, Trainer]:
+def _prepared(parameters: int) -> tuple[Vector, list[Any], Vector, LocalModel]:
     factory = functools.partial(stand_in, parameters)
-    trainer = make_trainer(factory, nn.functional.mse_loss, torch.device("cpu"), RunSeed(0))
-    return *initial_laws(factory), public_initial(factory, RunSeed(0)), trainer
+    model = make_local_model(factory, nn.functional.mse_loss, torch.device("cpu"), RunSeed(0))
+    return *initial_laws(factory), public_initial(factory, RunSeed(0)), model
 
 
 @functools.lru_cache(maxsize=1)

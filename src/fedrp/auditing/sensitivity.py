@@ -17,9 +17,11 @@ import torch
 from fedrp.algorithms.resolve import with_learning_rate
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
-from fedrp.learning.models import ModelFactory, public_initial
+from fedrp.learning.initial import public_initial
+from fedrp.learning.layout import ModelFactory
+from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack
+from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, split_among_clients
-from fedrp.learning.training import Examples, LocalSGD, Loss, Stack, make_trainer
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed
 from fedrp.types import Vector

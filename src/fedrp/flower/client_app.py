@@ -28,10 +28,10 @@ from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, place_of, ref
 from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.learning.evaluate import score
-from fedrp.learning.models import built, layout_of
-from fedrp.learning.preflight import rehearse
+from fedrp.learning.layout import built, layout_of
+from fedrp.learning.objective import Examples
+from fedrp.learning.preflight import preflight
 from fedrp.learning.task import examples
-from fedrp.learning.training import Examples
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.protocol import wire
 from fedrp.protocol.client import Silo, Site, Workbench, finished, hello, make_workbench, respond, weight_of
@@ -112,7 +112,7 @@ def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) 
     desk = _desk(run, context, load, entropy)
     kind = question.metadata.message_type
     if kind == HELLO:
-        _rehearse(desk)
+        _preflight(desk)
     terms = Terms.of(desk.bench.config, weight_of(desk.bench, desk.site), _data_name(context.node_config))
     begin(desk.folder, desk.context.index, terms, desk.caps)
     with desk.folder.lock():
@@ -196,16 +196,16 @@ def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
         silo, _ = _answered(desk, silo, packet, round_)
         desk.folder.save(silo)
     model = finished(desk.bench, silo, desk.site, packet).model
-    path = desk.folder.deliver(desk.bench.trainer.state(model))
+    path = desk.folder.deliver(desk.bench.trainer.model.state(model))
     desk.folder.erase_mask_key()
     _note(desk, "finish", packet, b"", {"finished": True, "model": str(path), **_score(desk, model)})
     return b""
 
 
-def _rehearse(desk: _Desk) -> None:
+def _preflight(desk: _Desk) -> None:
     """Find a mistake in the task before the site joins the run."""
-    task, trainer = desk.task, desk.bench.trainer
-    rehearse(task.model, task.loss, task.correct, [desk.site.data], _test_set(task), trainer.device)
+    task, device = desk.task, desk.bench.trainer.model.device
+    preflight(task.model, task.loss, task.correct, [desk.site.data], _test_set(task), device)
 
 
 def _test_set(task: LocalTask) -> Examples | None:
@@ -216,7 +216,7 @@ def _score(desk: _Desk, model: Vector) -> dict[str, object]:
     test = _test_set(desk.task)
     if test is None:
         return {}
-    accuracy, loss = score(desk.bench.trainer, model, test, desk.task.correct)
+    accuracy, loss = score(desk.bench.trainer.model, model, test, desk.task.correct)
     return {"accuracy": accuracy, "loss": loss}
 
 

@@ -13,7 +13,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
-from fedrp.learning.models import ModelFactory, built, layout_of
+from fedrp.learning.layout import ModelFactory, built, layout_of
 from fedrp.protocol.server import new_coordinator
 from fedrp.storage.server import ServerFolder
 

@@ -8,9 +8,9 @@ from torch import nn
 from fedrp.config import RunConfig
 from fedrp.flower.settings import Values
 from fedrp.learning.evaluate import Correct, classified
-from fedrp.learning.models import ModelFactory
+from fedrp.learning.layout import ModelFactory
+from fedrp.learning.objective import Loss
 from fedrp.learning.task import Source
-from fedrp.learning.training import Loss
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from fedrp.errors import ConfigError
-from fedrp.learning.training import Examples, Trainer, batch_input, described
+from fedrp.learning.objective import Examples, described
+from fedrp.learning.trainer import LocalModel, batch_input
 from fedrp.types import Vector
 
 EVALUATION_BATCH = 250  # fastest of 100 to 1,000 on two cores; the result does not depend on it
@@ -46,18 +46,16 @@ def classified(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(dim=1) == targets).float().reshape(len(targets), -1).mean(dim=1)
 
 
-def score(trainer: Trainer, model: Vector, test: Examples, correct: Correct) -> Score:
+def score(local: LocalModel, model: Vector, test: Examples, correct: Correct) -> Score:
     """Accuracy and loss of a model on a test set."""
-    weights = torch.from_numpy(np.array(model, np.float32)).to(trainer.device)
-    trainer.layout.bind(trainer.module, weights)
-    trainer.module.eval()
+    module = local.bind(model).eval()
     right, loss = 0.0, 0.0
     with torch.inference_mode():
         for x, y in zip(torch.split(test.x, EVALUATION_BATCH), torch.split(test.y, EVALUATION_BATCH), strict=True):
-            targets = y.to(trainer.device)
-            outputs = trainer.module(batch_input(x, trainer.device))
+            targets = y.to(local.device)
+            outputs = module(batch_input(x, local.device))
             right += number_right(correct, outputs, targets)
-            loss += float(trainer.loss(outputs, targets)) * len(y)
+            loss += float(local.loss(outputs, targets)) * len(y)
     return Score(100.0 * right / len(test.y), loss / len(test.y))
 
 

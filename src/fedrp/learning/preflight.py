@@ -1,4 +1,4 @@
-"""A rehearsal before a run: does the model take the data, and what do loss and score make of it?
+"""Preflight checks of a task before round 1: does the model take the data, and what do loss and score make of it?
 
 Mistakes in a task would otherwise show as an error of torch in the middle of a round, or as an accuracy of 5,600 %.
 """
@@ -10,13 +10,14 @@ from torch import nn
 
 from fedrp.errors import ConfigError, FedRPError, first_line
 from fedrp.learning.evaluate import Correct, number_right
-from fedrp.learning.models import ModelFactory, built
-from fedrp.learning.training import Examples, Loss, batch_input, described
+from fedrp.learning.layout import ModelFactory, built
+from fedrp.learning.objective import Examples, Loss, described
+from fedrp.learning.trainer import batch_input
 
 _INPUTS, _TARGETS = 0, 1  # fields of `Examples`
 
 
-def rehearse(
+def preflight(
     factory: ModelFactory,
     loss: Loss,
     correct: Correct,

@@ -15,9 +15,10 @@ from fedrp.config import RunConfig, require_choice
 from fedrp.errors import ConfigError, DataError, first_line
 from fedrp.learning.data import load_dataset
 from fedrp.learning.evaluate import Correct, classified
-from fedrp.learning.models import MODELS, InputShape, ModelFactory
+from fedrp.learning.layout import ModelFactory
+from fedrp.learning.objective import Examples, Loss, described
 from fedrp.learning.partition import Integers, parse_partition, partition
-from fedrp.learning.training import Examples, Loss, described
+from fedrp.learning.zoo import MODELS, InputShape
 from fedrp.rng import RunSeed
 
 Source = tuple[object, object] | TorchDataset[tuple[object, object]]  # (inputs, targets), or a map-style data set

@@ -31,8 +31,11 @@ from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of,
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.models import ModelFactory, public_initial, secret_initial
-from fedrp.learning.training import Examples, LocalSGD, Loss, Objective, Stack, Trainer, make_trainer
+from fedrp.learning.initial import public_initial, secret_initial
+from fedrp.learning.layout import ModelFactory
+from fedrp.learning.objective import Examples, LocalSGD, Loss, Objective, Stack
+from fedrp.learning.sequential import make_trainer
+from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.history import Past, past_rounds
@@ -111,7 +114,7 @@ class Workbench:
     @property
     def upload_size(self) -> int:
         """How many numbers a client sends in a round."""
-        return self.algorithm.server.upload_size(self.config, self.trainer.layout.size)
+        return self.algorithm.server.upload_size(self.config, self.trainer.model.layout.size)
 
     @functools.cached_property
     def settings(self) -> bytes:
@@ -138,10 +141,11 @@ def make_workbench(
         raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.members)} silos")
     seed = RunSeed(config.seed)
     trainer = make_trainer(factory, loss, device, seed)
+    size = trainer.model.layout.size
 
     @functools.lru_cache(maxsize=2)
     def project(key: SecretKey) -> Projection:
-        return make_projection(settled(config.projection), key, trainer.layout.size, config.dim, projection_memory)
+        return make_projection(settled(config.projection), key, size, config.dim, projection_memory)
 
     @functools.lru_cache(maxsize=1)
     def initial(key: SecretKey | None) -> Vector:
@@ -347,9 +351,9 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     """What clients make of one round, trained together."""
     config = bench.config
     # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
-    discreet = config.private or config.ball is not None
+    log_divergence = config.private or config.ball is not None
     sgd = LocalSGD(
-        settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip, discreet
+        settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip, log_divergence
     )
 
     def train(start: Stack, objective: Objective) -> Stack:
@@ -360,7 +364,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     plans = [_plan(bench, work.silo, work.site, work.inbox, round_) for work in works]
     call = works[0].inbox.call
     count = call.weight if call else len(works)
-    local = Local(config, key, count, bench.project, train)
+    local = Local(config, key, count, bench.project, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 

@@ -23,8 +23,8 @@ from fedrp.config import RunConfig, Speed
 from fedrp.crypto.roster import Roster
 from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
-from fedrp.learning.models import ModelFactory, State
-from fedrp.learning.training import Examples, Loss
+from fedrp.learning.layout import ModelFactory, State
+from fedrp.learning.objective import Examples, Loss
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
 from fedrp.protocol.client import Silo, finished, hello, make_workbench, respond
@@ -102,16 +102,16 @@ class ClientHost:
 
     def score(self, packets: Packets) -> dict[int, Score]:
         """Score the models that clients would end with if the run finished now, by these packets."""
-        bench, setup = self._bench, self._setup
-        return {c: score(bench.trainer, self._final(c, p).model, setup.test, setup.correct) for c, p in packets.items()}
+        local, setup = self._bench.trainer.model, self._setup
+        return {c: score(local, self._final(c, p).model, setup.test, setup.correct) for c, p in packets.items()}
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
-        return score(self._bench.trainer, model, self._setup.test, self._setup.correct)
+        return score(self._bench.trainer.model, model, self._setup.test, self._setup.correct)
 
     def state(self, model: Vector) -> bytes:
-        """All of a given model, see `Trainer.state`; packed, as a tensor in a pipe would take a file descriptor."""
-        return packed(self._bench.trainer.state(model))
+        """All of a given model, see `LocalModel.state`; packed, as a tensor in a pipe would take a file descriptor."""
+        return packed(self._bench.trainer.model.state(model))
 
     def sums(self, packets: Packets) -> list[GroupSum]:
         """Sums of final models, per group."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
-from fedrp.learning.training import Examples
+from fedrp.learning.objective import Examples
 from fedrp.protocol.client import Site
 from fedrp.rng import RunSeed
 

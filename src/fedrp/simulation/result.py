@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedrp.config import RunConfig
 from fedrp.learning.evaluate import Evaluation, Score
-from fedrp.learning.models import State
+from fedrp.learning.layout import State
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
 from fedrp.protocol import wire

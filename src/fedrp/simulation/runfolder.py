@@ -30,8 +30,8 @@ from fedrp.files import (
     write_content,
     writing,
 )
-from fedrp.learning.models import Layout
-from fedrp.learning.training import Examples
+from fedrp.learning.layout import Layout
+from fedrp.learning.objective import Examples
 from fedrp.protocol.server import Coordinator
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import RoundRecord, RunResult

@@ -23,8 +23,8 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
-from fedrp.learning.models import Layout, built, layout_of
-from fedrp.learning.preflight import rehearse
+from fedrp.learning.layout import Layout, built, layout_of
+from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
@@ -69,7 +69,7 @@ def simulate(
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
-    untrained = rehearse(
+    untrained = preflight(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
     upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)

@@ -29,7 +29,7 @@ from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import erase, locked, read_private, refuse_link, write_atomically
-from fedrp.learning.models import State
+from fedrp.learning.layout import State
 from fedrp.protocol.client import Silo
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.client_state import packed_clients, read_clients
