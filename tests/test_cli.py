@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
@@ -222,6 +224,30 @@ def test_help_and_version(arguments: list[str], ask: Ask) -> None:
     answer = ask(*arguments)
     assert (answer.code, answer.err) == (0, "")
     assert "fedrp" in answer.out or "Usage" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [
+        (["-m", "fedrp", "--help"], {}),
+        (["-m", "fedrp", "--version"], {}),
+        (["-m", "fedrp"], {"_FEDRP_COMPLETE": "bash_complete", "COMP_WORDS": "fedrp run --alg", "COMP_CWORD": "2"}),
+        (["-c", "import fedrp; print(fedrp.RunConfig, dir(fedrp))"], {}),
+    ],
+    ids=["help", "version", "completion", "import"],
+)
+def test_what_needs_no_torch_does_not_wait_for_it(program: list[str], variables: dict[str, str]) -> None:
+    started = [sys.executable, "-X", "importtime", *program]
+    done = subprocess.run(started, capture_output=True, text=True, env=environment() | variables)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert (done.returncode, "fedrp" in imported) == (0, True)
+    assert "fedrp" in done.stdout or "--algorithm" in done.stdout
+    assert not imported & {"torch", "scipy", "numba", "rich"}
+
+
+def test_a_name_that_the_front_door_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'fedrp' has no attribute 'simulat'"):
+        _ = fedrp.simulat
 
 
 # --- run -----------------------------------------------------------------------------------------------------------

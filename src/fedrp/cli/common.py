@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedrp._version import __version__
+from fedrp import __version__
 from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_types
-from fedrp.files import beginning
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
@@ -118,6 +115,8 @@ def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
 
 def _new_folder(name: str) -> Path:
     """The first of runs/NAME-1, runs/NAME-2, ... that does not exist, made here so that no other run takes it."""
+    from fedrp.files import beginning
+
     parent = Path("runs")
     with beginning(parent):
         parent.mkdir(exist_ok=True)
@@ -141,6 +140,9 @@ def path_or_none(text: str | None) -> Path | None:
 @contextmanager
 def counting(name: str) -> typing.Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, or a line for every tenth of the way; fed with what is done, of how much."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedrp.cli.common import (
     CLI_WORKERS,
@@ -148,6 +146,9 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
 @contextmanager
 def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
     """A progress bar per run on standard error; plain lines where that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description:<12}"),
