@@ -18,8 +18,10 @@ import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
-from fedrp.cli.common import Command
+from fedrp.cli.common import FOREMOST, Command
+from fedrp.config import GROUPS
 from fedrp.learning.data import DATASETS
+from fedrp.learning.models import MODELS
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import FAMILIES
 from helpers import command, environment, files_up_to
@@ -258,6 +260,41 @@ def test_every_setting_of_the_issue_is_an_option(ask: Ask) -> None:
     assert all(f"--{option}" in shown for option in OPTIONS)
 
 
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_help_shows_each_setting_once_under_the_heading_of_its_group_and_ten_first(name: str, ask: Ask) -> None:
+    _, first, *sections = re.split(r"^(?=\S.*:$)", ask(name, "--help").out, flags=re.MULTILINE)
+    shown = {section.split(":")[0]: re.findall(r"^  .*?--([\w-]+)", section, re.MULTILINE) for section in sections}
+    assert len(re.findall(r"^  --", first, re.MULTILINE)) == 10
+    for group in GROUPS:
+        assert set(shown.pop(group.heading)) == {
+            name.replace("_", "-") for name in group.settings if name not in FOREMOST
+        }
+    assert shown.pop("Speed") == ["workers", "threads", "device", "projection-memory"]
+    assert {"out", "resume", "json", "help"} <= set(shown.pop("Command"))
+    assert not shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tables"),
+    [
+        (["run"], (ALGORITHMS, DATASETS, MODELS, FAMILIES)),
+        (["sensitivity"], (ALGORITHMS, DATASETS, MODELS)),
+        (["bench", "projection"], (FAMILIES,)),
+        (["attack", "inversion"], (FAMILIES, MODELS)),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_help_names_what_is_in_the_tables(
+    arguments: list[str], tables: tuple[dict[str, object], ...], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in tables:
+        monkeypatch.setitem(table, f"another-{id(table)}", next(iter(table.values())))
+    words = ask(*arguments, "--help").out.split()
+    for table in tables:
+        assert {f"{name}," for name in list(table)[:-1]} <= {f"{word.rstrip(',;')}," for word in words}
+        assert f"another-{id(table)}" in " ".join(words)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_json_is_one_object_on_stdout_with_all_keys(name: str, ask: Ask, small: list[object]) -> None:
     answer = ask("run", *small, f"--algorithm={name}", "--json", "--out=run")
@@ -393,7 +430,7 @@ def test_the_advice_of_ctrl_c_is_a_command_that_works(
     chosen = ["--algorithms=fwc,fedavg", "--out=my run"] if name == "compare" else ["--algorithm=fwc", "--out=my run"]
     options = [*small, *chosen, "--threads=2", "--data-dir=somewhere", "--seed=4"]
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("fedrp.simulate"), "_round", interrupt)
+        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_round", interrupt)
         answer = ask(name, *options)
     line = answer.err.removeprefix("fedrp: stopped; what is done is kept, go on with: ").strip()
     assert (answer.code, answer.err.count("\n")) == (INTERRUPTED, 1)
@@ -418,7 +455,7 @@ def histories(answer: Answer) -> list[object]:
 def test_ctrl_c_before_anything_is_written_promises_nothing(
     ask: Ask, small: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "_setup", interrupt)
+    monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_setup", interrupt)
     assert ask("run", *small, "--out=run") == (INTERRUPTED, "", "fedrp: stopped before anything was done\n")
 
 

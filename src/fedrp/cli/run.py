@@ -18,6 +18,7 @@ from fedrp.cli.common import (
     COMPARED,
     Command,
     Settings,
+    SettingsCommand,
     cli,
     given_settings,
     path_or_none,
@@ -36,7 +37,7 @@ class _StoppedError(FedRPError):
     exit_code = INTERRUPTED
 
 
-@cli.command()
+@cli.command(cls=SettingsCommand)
 @settings_options
 def run(config: Path | None, **given: Any) -> None:
     """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
@@ -60,7 +61,7 @@ def run(config: Path | None, **given: Any) -> None:
         print("\n".join([*result_details(result), f"run folder: {out}"]))
 
 
-@cli.command()
+@cli.command(cls=SettingsCommand)
 @settings_options
 @click.option("--algorithms", help=f"comma-separated  [default: {COMPARED}]")
 def compare(config: Path | None, **given: Any) -> None:
