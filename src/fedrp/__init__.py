@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedrp.algorithms.registration import register
     from fedrp.config import RunConfig, Speed
     from fedrp.errors import FedRPError
     from fedrp.learning.models import load_vector, replace_batchnorm
@@ -25,6 +26,7 @@ __all__ = [
     "__version__",
     "load_vector",
     "named_task",
+    "register",
     "replace_batchnorm",
     "simulate",
 ]
@@ -37,6 +39,7 @@ _HOMES = {
     "Task": "fedrp.learning.task",
     "load_vector": "fedrp.learning.models",
     "named_task": "fedrp.learning.task",
+    "register": "fedrp.algorithms.registration",
     "replace_batchnorm": "fedrp.learning.models",
     "simulate": "fedrp.simulation.simulate",
 }
