@@ -19,6 +19,7 @@ from fedrp.learning.data import DATASETS
 from fedrp.learning.models import MODELS
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import TAGS, Tag
+from fedrp.testing import check_algorithm, check_projection
 from helpers import ROOT, command, environment, tiny_config, tiny_task
 
 FEDPROX = ROOT / "examples" / "your_own_algorithm.py"
@@ -66,6 +67,10 @@ def test_an_algorithm_from_outside_is_masked_like_any_other(fedprox: ModuleType)
         for masks in (False, True)
     )
     np.testing.assert_allclose(masked.model, plain.model, atol=1e-5)
+
+
+def test_an_algorithm_from_outside_keeps_the_contract(fedprox: ModuleType) -> None:
+    check_algorithm("fedprox", {"proximal": 0.1})
 
 
 def test_its_settings_are_refused_where_they_do_nothing_and_name_it(fedprox: ModuleType) -> None:
@@ -134,6 +139,7 @@ def test_a_projection_family_from_outside_has_its_own_matrices_and_its_tag_on_th
     config = tiny_config("fedrp", projection="signs-again")
     result = fedrp.simulate(config, tiny_task(), tap=lambda sent, _replies: packets.extend(sent.values()))
     assert any((100 << 8 | 2).to_bytes(2, "little") == packet[6:8] for packet in packets if packet)
+    check_projection("signs-again")
     other = fedrp.simulate(dataclasses.replace(config, projection="sign"), tiny_task())
     assert result.model.tobytes() != other.model.tobytes()
 
