@@ -25,22 +25,10 @@ from fedrp.protocol import server as server_side
 from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
+from fedrp.testing.contracts import CLASSES, FEATURES, TinyNet, blobs
 
 ROOT = Path(__file__).parents[1]
-FEATURES, CLASSES = 6, 3
 NOISY = [name for name, algorithm in ALGORITHMS.items() if "dp_epsilon" in algorithm.settings]
-
-
-class TinyNet(nn.Module):
-    """83 parameters, none of them constant at the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(FEATURES, 8)
-        self.output = nn.Linear(8, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.output(torch.tanh(self.hidden(x)))
 
 
 class DropoutNet(TinyNet):
@@ -61,15 +49,6 @@ class FrozenNet(TinyNet):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x @ self.mix + self.frozen(x))
-
-
-def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three clouds of points, and which cloud each point is from."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count) % CLASSES
-    centres = np.random.default_rng(99).normal(0, 1.5, (CLASSES, FEATURES))
-    points = centres[labels] + rng.normal(0, 1, (count, FEATURES))
-    return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
 
 
 def tiny_task(examples: int = 80) -> Task:

@@ -1,6 +1,7 @@
 """What every algorithm promises, and what each of them reaches where the answer is known."""
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -13,32 +14,30 @@ from scipy.stats import chi2, chisquare
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
+from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_dp import averaged, current_clip
-from fedrp.algorithms.client_side import Local, Participant, Step, Upload
+from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload
+from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.table import ALGORITHMS, for_each, require_used
-from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
-from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
-from fedrp.learning.trainer import Trainer
+from fedrp.learning.objective import Examples
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
 from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
-from fedrp.projection.families import make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol.aggregate import weighted_mean, weighted_sum
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
-from helpers import NOISY, Federation, TinyNet, blobs, tiny_config, tiny_task
+from fedrp.testing.contracts import ALGORITHM_CONTRACTS, DATA, KEYS, PARAMETERS, Round, Settings, check_algorithm
+from helpers import NOISY, Federation, TinyNet, blobs, tiny_config
 
-PARAMETERS = 83
-KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]
-DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate((20, 11, 16))]
 WITHOUT_NOISE = {"noise_multiplier": 0.0, "clip": 1e6}
 
 
@@ -47,106 +46,68 @@ def config_of(name: str, **changes: object) -> RunConfig:
     return resolved(tiny_config(name, **{"clients": len(DATA), **private, **changes}), PARAMETERS)
 
 
-def weights_of(objective: Objective, variables: Stack) -> Stack:
-    chart = objective.weights
-    return variables.copy() if chart is None else chart(torch.from_numpy(variables), slice(None)).numpy()
-
-
-class Round:
-    """One round of some clients, without a network; remembers the weights that training ended with."""
-
-    def __init__(self, config: RunConfig, trainer: Trainer, clients: Sequence[int] = range(len(DATA))) -> None:
-        self.config, self.trainer, self.clients = config, trainer, clients
-        self.algorithm = ALGORITHMS[config.algorithm]
-        self.secret = self.algorithm.server.round_keys
-        self.weights: Stack | None = None
-        self.past: list[np.ndarray] = []  # aggregates, latest first
-
-    def local(self, round_: int) -> Local:
-        def train(start: Stack, objective: Objective) -> Stack:
-            config = self.config
-            sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
-            data = [DATA[client] for client in self.clients]
-            reached = self.trainer.train(start, data, list(self.clients), round_, sgd, objective)
-            self.weights = weights_of(objective, reached)
-            return reached
-
-        def project(key: SecretKey) -> object:
-            return make_projection(self.config.projection, key, PARAMETERS, self.config.dim)
-
-        key = KEYS[round_] if self.secret else None
-        return Local(config=self.config, key=key, participants=len(self.clients), project=project, train=train)
-
-    def newcomers(self) -> list[Participant]:
-        initial = public_initial(TinyNet, RunSeed(0))
-        state = self.algorithm.client.init(self.config, initial)
-        step = Step(KEYS[0] if self.secret else None, None)
-        return [
-            Participant(state, [step], KEYS[-1].derive(f"noise {client}"), step.aggregate) for client in self.clients
-        ]
-
-    def upload(self, participants: list[Participant], round_: int = 1) -> list[Upload]:
-        return self.algorithm.client.round(self.local(round_), participants)
-
-    def aggregate(self, uploads: list[Upload]) -> np.ndarray:
-        vectors = [upload.vector for upload in uploads]
-        divisor = self.algorithm.server.divisor(self.config) or len(uploads)
-        mean = weighted_sum(vectors, [1.0] * len(uploads), divisor)
-        return self.algorithm.server.aggregate(self.config, self.past, mean, float(len(uploads)))
-
-    def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
-        if self.algorithm.server.exchanges:
-            self.past.insert(0, self.aggregate(uploads))
-        step = Step(KEYS[round_] if self.secret else None, self.past[0] if self.past else None)
-        return [
-            Participant(upload.state, [step], old.noise, step.aggregate)
-            for upload, old in zip(uploads, before, strict=True)
-        ]
-
-
-def arrays_of(participants: list[Participant]) -> list[np.ndarray]:
-    history = [step.aggregate for one in participants for step in one.history if step.aggregate is not None]
-    return [array for one in participants for array in one.state] + history
-
-
 # --- contracts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("contract", ALGORITHM_CONTRACTS, ids=lambda contract: contract.__name__)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_inputs_are_not_changed(name: str, trainer: Trainer) -> None:
-    run = Round(config_of(name), trainer)
-    first = run.newcomers()
-    second = run.returning(first, run.upload(first))
-    copies = [array.copy() for array in arrays_of(second)]
-    for array in arrays_of(second):
-        array.setflags(write=False)
-    uploads = run.upload(second, 2)
-    for participant in second:
-        run.algorithm.client.finish(run.local(2), participant)
-    if run.algorithm.server.exchanges:
-        for upload in uploads:
-            upload.vector.setflags(write=False)
-        run.aggregate(uploads)
-    for array, copy in zip(arrays_of(second), copies, strict=True):
-        assert np.array_equal(array, copy)
+def test_every_algorithm_keeps_the_contract(name: str, contract: Callable[[str, Settings], None]) -> None:
+    contract(name, WITHOUT_NOISE if name == "fedavg-dp" else {})
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_rounds_are_deterministic(name: str, trainer: Trainer) -> None:
-    run = Round(config_of(name), trainer)
-    first, again = run.upload(run.newcomers()), run.upload(run.newcomers())
-    for one, other in zip(first, again, strict=True):
-        assert one.vector.tobytes() == other.vector.tobytes()
-        assert [a.tobytes() for a in one.state] == [a.tobytes() for a in other.state]
+def forgetful(change: str) -> Algorithm:
+    """FedAvg with one promise broken."""
+    client, server = FEDAVG.client, FEDAVG.server
+
+    def writes(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+        uploads = client.round(local, clients)
+        for one in clients:
+            one.state.model[0] += 1
+        return uploads
+
+    def own(_local: Local, one: Participant) -> ClientState:
+        return one.state
+
+    def drifts(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+        fresh = np.float32(1e-3 * next(COUNTER))
+        return [upload._replace(vector=upload.vector + fresh) for upload in client.round(local, clients)]
+
+    return {
+        "inputs_are_not_changed": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=writes)),
+        "rounds_are_deterministic": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=drifts)),
+        "uploads_are_finite_float32_of_the_stated_size": dataclasses.replace(
+            FEDAVG, server=dataclasses.replace(server, upload_size=lambda _config, parameters: parameters + 1)
+        ),
+        "one_client_gets_what_its_training_gave": dataclasses.replace(
+            FEDAVG, server=dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.float32(0.9) * mean)
+        ),
+        "a_consensus_is_the_same_bits_everywhere": dataclasses.replace(
+            FEDAVG, client=dataclasses.replace(client, finish=own)
+        ),
+        "it_learns": dataclasses.replace(
+            FEDAVG, server=dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.zeros_like(mean))
+        ),
+        "resolving_twice_changes_nothing": dataclasses.replace(
+            FEDAVG, resolve=lambda config, _: dataclasses.replace(config, server_momentum=0.0, seed=config.seed + 1)
+        ),
+        "it_says_who_learns_what": dataclasses.replace(FEDAVG, releases=lambda _config: []),
+    }[change]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_uploads_are_finite_float32_of_the_stated_size(name: str, trainer: Trainer) -> None:
-    run = Round(config_of(name), trainer)
-    size = run.algorithm.server.upload_size(run.config, PARAMETERS) if run.algorithm.server.exchanges else 0
-    for upload in run.upload(run.newcomers()):
-        assert (upload.vector.dtype, upload.vector.shape) == (np.float32, (size,))
-        assert np.isfinite(upload.vector).all()
+COUNTER = itertools.count()
+
+
+@pytest.mark.parametrize("contract", ALGORITHM_CONTRACTS, ids=lambda contract: contract.__name__)
+def test_every_contract_can_be_broken(
+    contract: Callable[[str, Settings], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = forgetful(contract.__name__)
+    monkeypatch.setitem(ALGORITHMS, "broken", broken)
+    monkeypatch.setitem(SERVERS, "broken", broken.server)
+    with pytest.raises((AssertionError, ValueError)):  # numpy's, where something is written to
+        contract("broken", {})
+    with pytest.raises((AssertionError, ValueError)):
+        check_algorithm("broken")
 
 
 def test_the_order_of_uploads_is_irrelevant() -> None:
@@ -155,40 +116,6 @@ def test_the_order_of_uploads_is_irrelevant() -> None:
     weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     straight, backwards = weighted_mean(vectors, weights), weighted_mean(vectors[::-1], weights[::-1])
     np.testing.assert_allclose(straight, backwards, rtol=2e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_with_one_client_the_delivered_model_is_what_its_training_gave(name: str, trainer: Trainer) -> None:
-    still = {"server_momentum": 0.0} if "server_momentum" in ALGORITHMS[name].settings else {}
-    run = Round(config_of(name, clients=1, **still), trainer, clients=[0])
-    participants = run.newcomers()
-    for round_ in (1, 2, 3):
-        participants = run.returning(participants, run.upload(participants, round_), round_)
-        delivered = run.algorithm.client.finish(run.local(round_), participants[0])
-        np.testing.assert_allclose(delivered.model, run.weights[0], atol=1e-6)
-
-
-@pytest.mark.parametrize("name", [name for name, a in ALGORITHMS.items() if a.delivers == "consensus"])
-def test_where_a_consensus_is_delivered_all_clients_hold_the_same_bits(name: str, trainer: Trainer) -> None:
-    run = Round(config_of(name), trainer)
-    first = run.newcomers()
-    second = run.returning(first, run.upload(first))
-    models = {run.algorithm.client.finish(run.local(1), one).model.tobytes() for one in second}
-    assert len(models) == 1
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_learns(name: str) -> None:
-    config = tiny_config(name, rounds=6, dim=30, **(WITHOUT_NOISE if name == "fedavg-dp" else {}))
-    result = simulate(config, tiny_task())
-    assert result.accuracy > 60  # guessing gives 33
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_resolving_twice_changes_nothing(name: str) -> None:
-    config = resolved(tiny_config(name, lr=None), PARAMETERS)
-    assert resolved(config, PARAMETERS) == config
-    assert config.lr is not None
 
 
 # Settings that not every algorithm uses: a value to try, and what it is given and compared with.
@@ -324,9 +251,9 @@ def test_projected_algorithms_send_m_numbers(name: str, task: Task) -> None:
     assert result["bytes_up"] == 60 + 4 * 20
 
 
-def test_fedadmm_sends_what_its_equations_say(trainer: Trainer) -> None:
+def test_fedadmm_sends_what_its_equations_say() -> None:
     """y_i <- y_i + rho (w_i - zbar), sent: w_i + y_i / rho. Also where some were not heard, so that sum y_i != 0."""
-    run = Round(config_of("fedadmm", rho=0.5), trainer)
+    run = Round(config_of("fedadmm", rho=0.5))
     first = run.newcomers()
     uploads = run.upload(first)
     consensus = run.aggregate(uploads[:2])
@@ -338,9 +265,9 @@ def test_fedadmm_sends_what_its_equations_say(trainer: Trainer) -> None:
         np.testing.assert_allclose(after.vector, after.state.model + dual / 0.5, atol=1e-7)
 
 
-def test_fedavg_with_momentum_carries_on_the_last_step_of_the_common_model(trainer: Trainer) -> None:
+def test_fedavg_with_momentum_carries_on_the_last_step_of_the_common_model() -> None:
     """Hsu et al. 2019: v <- beta v + mean - w, w <- w + v; the first v is that of round 2."""
-    run = Round(config_of("fedavg", server_momentum=0.7), trainer)
+    run = Round(config_of("fedavg", server_momentum=0.7))
     participants, model, velocity = run.newcomers(), None, np.float32(0)
     for round_ in (1, 2, 3, 4):
         uploads = run.upload(participants, round_)
@@ -355,12 +282,12 @@ def test_fedavg_with_momentum_carries_on_the_last_step_of_the_common_model(train
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
-def test_private_fedavg_is_the_subspace_mode_with_a_signed_permutation(momentum: float, trainer: Trainer) -> None:
+def test_private_fedavg_is_the_subspace_mode_with_a_signed_permutation(momentum: float) -> None:
     """One mechanism: with m = n, `sign` renames and flips coordinates, which neither clipping nor SGD can tell."""
     models = []
     private = {"noise_multiplier": 0.0, "clip": 0.05, "server_momentum": momentum}
     for name, projection in (("fedavg-dp", None), ("fedrp-subspace", "sign")):
-        run = Round(config_of(name, dim=PARAMETERS, projection=projection, **private), trainer)
+        run = Round(config_of(name, dim=PARAMETERS, projection=projection, **private))
         participants = run.newcomers()
         for round_ in (1, 2, 3):
             participants = run.returning(participants, run.upload(participants, round_), round_)
@@ -388,9 +315,9 @@ def test_a_dimension_above_the_number_of_parameters_is_refused(name: str, dim: i
 
 
 @pytest.mark.parametrize("clip", [1e-3, 0.05, 50.0])
-def test_updates_are_clipped_to_the_norm_bound(clip: float, trainer: Trainer) -> None:
-    free = Round(config_of("fedavg-dp"), trainer)
-    bound = Round(config_of("fedavg-dp", clip=clip), trainer)
+def test_updates_are_clipped_to_the_norm_bound(clip: float) -> None:
+    free = Round(config_of("fedavg-dp"))
+    bound = Round(config_of("fedavg-dp", clip=clip))
     clipped = 0
     for unbounded, upload in zip(free.upload(free.newcomers()), bound.upload(bound.newcomers()), strict=True):
         norm = np.linalg.norm(unbounded.vector)
@@ -401,9 +328,9 @@ def test_updates_are_clipped_to_the_norm_bound(clip: float, trainer: Trainer) ->
     assert clipped == (0 if clip == 50 else 3)
 
 
-def noise_of(trainer: Trainer, name: str = "fedavg-dp", **changes: object) -> np.ndarray:
+def noise_of(name: str = "fedavg-dp", **changes: object) -> np.ndarray:
     """What three clients send who have learned nothing: their noise, (draws, clients, numbers)."""
-    run = Round(config_of(name, lr=1e-30, clip=0.5, **changes), trainer)
+    run = Round(config_of(name, lr=1e-30, clip=0.5, **changes))
     draws = []
     for draw in range(20):
         clients = [one._replace(noise=KEYS[-1].derive(f"{draw} {i}")) for i, one in enumerate(run.newcomers())]
@@ -421,20 +348,18 @@ def has_deviation(noise: np.ndarray, deviation: float) -> bool:
 @pytest.mark.parametrize(
     ("dp_noise", "quorum", "arriving"), [("shared", 1.0, 2), ("shared", 0.6, 1), ("local", 0.5, 1)]
 )
-def test_the_noise_has_the_stated_deviation(
-    name: str, dp_noise: str, quorum: float, arriving: int, trainer: Trainer
-) -> None:
+def test_the_noise_has_the_stated_deviation(name: str, dp_noise: str, quorum: float, arriving: int) -> None:
     """Shared: the quorum but for one, who may be curious, carries z C together. Local: each client does alone."""
     changes = {"noise_multiplier": 2.0, "dp_noise": dp_noise, "quorum": quorum, "dim": PARAMETERS}
-    noise = noise_of(trainer, name, **changes)[:, :arriving].sum(axis=1)
+    noise = noise_of(name, **changes)[:, :arriving].sum(axis=1)
     stated = 2.0 * 0.5
     assert has_deviation(noise, stated)
     assert not has_deviation(noise, stated * 2 / 3)
     assert not has_deviation(noise, stated * 3 / 2)
 
 
-def test_noise_differs_between_clients_and_draws(trainer: Trainer) -> None:
-    noise = noise_of(trainer, noise_multiplier=2.0).reshape(60, PARAMETERS)
+def test_noise_differs_between_clients_and_draws() -> None:
+    noise = noise_of(noise_multiplier=2.0).reshape(60, PARAMETERS)
     correlations = np.corrcoef(noise) - np.eye(60)
     assert np.abs(correlations).max() < 6 / PARAMETERS**0.5
 

@@ -410,7 +410,7 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_inversion_prints_one_object(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    few = ["--images=1", "--clients=2", "--rounds=2", "--iterations=2"]
+    few = ["--targets=1", "--clients=2", "--rounds=2", "--iterations=2"]
     code, out, _ = ask(capsys, "inversion", *few, f"--out={tmp_path}", "--json")
     assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "result.json").read_text())

@@ -6,17 +6,21 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from fedrp.learning.models import MODELS
 
+import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
-from fedrp.cli.common import Command
+from fedrp.cli.common import FOREMOST, Command
+from fedrp.config import GROUPS
 from fedrp.learning.data import DATASETS
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import FAMILIES
@@ -224,12 +228,71 @@ def test_help_and_version(arguments: list[str], ask: Ask) -> None:
     assert "fedrp" in answer.out or "Usage" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [
+        (["-m", "fedrp", "--help"], {}),
+        (["-m", "fedrp", "--version"], {}),
+        (["-m", "fedrp"], {"_FEDRP_COMPLETE": "bash_complete", "COMP_WORDS": "fedrp run --alg", "COMP_CWORD": "2"}),
+        (["-c", "import fedrp; print(fedrp.RunConfig, dir(fedrp))"], {}),
+    ],
+    ids=["help", "version", "completion", "import"],
+)
+def test_what_needs_no_torch_does_not_wait_for_it(program: list[str], variables: dict[str, str]) -> None:
+    started = [sys.executable, "-X", "importtime", *program]
+    done = subprocess.run(started, capture_output=True, text=True, env=environment() | variables)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert (done.returncode, "fedrp" in imported) == (0, True)
+    assert "fedrp" in done.stdout or "--algorithm" in done.stdout
+    assert not imported & {"torch", "scipy", "numba", "rich"}
+
+
+def test_a_name_that_the_front_door_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'fedrp' has no attribute 'simulat'"):
+        _ = fedrp.simulat
+
+
 # --- run -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_setting_of_the_issue_is_an_option(ask: Ask) -> None:
     shown = ask("run", "--help").out
     assert all(f"--{option}" in shown for option in OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_help_shows_each_setting_once_under_the_heading_of_its_group_and_ten_first(name: str, ask: Ask) -> None:
+    _, first, *sections = re.split(r"^(?=\S.*:$)", ask(name, "--help").out, flags=re.MULTILINE)
+    shown = {section.split(":")[0]: re.findall(r"^  .*?--([\w-]+)", section, re.MULTILINE) for section in sections}
+    assert len(re.findall(r"^  --", first, re.MULTILINE)) == 10
+    for group in GROUPS:
+        assert set(shown.pop(group.heading)) == {
+            name.replace("_", "-") for name in group.settings if name not in FOREMOST
+        }
+    assert shown.pop("Speed") == ["workers", "threads", "device", "projection-memory"]
+    assert {"out", "resume", "json", "help"} <= set(shown.pop("Command"))
+    assert not shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tables"),
+    [
+        (["run"], (ALGORITHMS, DATASETS, MODELS, FAMILIES)),
+        (["sensitivity"], (ALGORITHMS, DATASETS, MODELS)),
+        (["bench", "projection"], (FAMILIES,)),
+        (["attack", "inversion"], (FAMILIES, MODELS)),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_help_names_what_is_in_the_tables(
+    arguments: list[str], tables: tuple[dict[str, object], ...], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in tables:
+        monkeypatch.setitem(table, f"another-{id(table)}", next(iter(table.values())))
+    words = ask(*arguments, "--help").out.split()
+    for table in tables:
+        assert {f"{name}," for name in list(table)[:-1]} <= {f"{word.rstrip(',;')}," for word in words}
+        assert f"another-{id(table)}" in " ".join(words)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

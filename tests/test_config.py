@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_choice, to_json
+from fedrp.config import GROUPS, RunConfig, Speed, from_settings, read_toml, require_choice, to_json
 from fedrp.errors import ConfigError
 
 FIELDS = [field.name for field in dataclasses.fields(RunConfig)]
@@ -60,6 +60,13 @@ def test_every_setting_explains_itself() -> None:
     for record in (RunConfig, Speed):
         for field in dataclasses.fields(record):
             assert len(field.metadata["help"]) > 5
+
+
+def test_every_setting_is_in_one_group() -> None:
+    assert sorted(name for group in GROUPS for name in group.settings) == sorted(FIELDS)
+    assert [group.heading for group in GROUPS] == [
+        *("Data", "Federation", "Local training", "Projection", "Privacy", "Security")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedrp.projection.families import make_projection
 from fedrp.simulation.simulate import delivering_client
 from helpers import ROOT, TinyNet, client_batches, environment, round_keys, tiny_config, tiny_task
 
-LONGEST = {"fedrp_in_100_lines": 100, "your_own_model": 20}
+LONGEST = {"fedrp_in_100_lines": 100, "your_own_algorithm": 46, "your_own_model": 20}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,10 @@ def test_fedrp_in_100_lines_learns() -> None:
 def test_your_own_model_learns() -> None:
     output = run_example("your_own_model")
     assert float(re.search(r"([0-9.]+) %", output).group(1)) > 60  # always answering 0 gives 34
+
+
+def test_your_own_algorithm_learns() -> None:
+    assert float(re.fullmatch(r"([0-9.]+) %\n", run_example("your_own_algorithm")).group(1)) > 60
 
 
 def test_every_example_is_covered() -> None:

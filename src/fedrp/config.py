@@ -12,9 +12,10 @@ import numbers
 import tomllib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fedrp.errors import ConfigError
 
@@ -33,7 +34,10 @@ Value = TypeVar("Value")
 
 
 def _setting(default: Any, text: str) -> Any:
-    """A field with its help text; the command line makes an option of it."""
+    """A field with its help text; the command line makes an option of it.
+
+    {names} stands for what is in the table that the setting chooses from.
+    """
     return dataclasses.field(default=default, metadata={"help": text})
 
 
@@ -45,9 +49,9 @@ class RunConfig:
     the data (`dim` against the number of parameters, `clients` against the samples) are made when those are known.
     """
 
-    algorithm: str = _setting("fedrp", "algorithm: see 'fedrp algorithms'")
-    dataset: str = _setting("mnist-mini", "data set: see 'fedrp data list', or idx:FOLDER, or npz:FILE")
-    model: str = _setting("lenet5", "model: lenet5, cnn, resnet18 or vgg16")
+    algorithm: str = _setting("fedrp", "algorithm: {names}")
+    dataset: str = _setting("mnist-mini", "data set: {names}, idx:FOLDER or npz:FILE")
+    model: str = _setting("lenet5", "model: {names}")
     clients: int = _setting(10, "number of clients K")
     rounds: int = _setting(10, "number of rounds")
     local_epochs: int = _setting(1, "local epochs E per round")
@@ -57,7 +61,7 @@ class RunConfig:
     grad_clip: float = _setting(1.0, "largest norm of a local gradient; 0 for no limit")
     rho: float | None = _setting(None, "ADMM penalty; default by algorithm")
     dim: int = _setting(1000, "projection dimension m: how many numbers a client sends")
-    projection: str | None = _setting(None, "projection family: gaussian, sign or hadamard; default by size")
+    projection: str | None = _setting(None, "projection family: {names}; default by size")
     train_examples: int | None = _setting(None, "use only this many training examples, drawn at random; default all")
     partition: str = _setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = _setting(1.0, "fraction of clients that take part in a round")
@@ -88,40 +92,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("clients", "rounds", "local_epochs", "batch_size", "dim"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        limit = self.train_examples
-        require(limit is None or limit >= 1, "train_examples", limit, "a whole number of at least 1")
-        for name in ("lr", "rho", "clip", "dp_epsilon", "secure_range", "ball", "sensitivity", "norm_floor"):
-            value = getattr(self, name)
-            require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
-        require((self.clip or 1) <= _LARGEST, "clip", self.clip, f"a number up to {_LARGEST:g}")
-        for name in ("noise_multiplier", "grad_clip", "proximal"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value <= _LARGEST, name, value, f"a number from 0 to {_LARGEST:g}")
-        for name in ("momentum", "server_momentum", "dropout"):
-            value = getattr(self, name)
-            require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
-        for name in ("participation", "quorum"):
-            value = getattr(self, name)
-            require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
-        quantile = self.clip_quantile
-        require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
-        require(1e-100 <= self.dp_delta < 1, "dp_delta", self.dp_delta, "a probability from 1e-100 to below 1")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "a whole number from 0 to 2^63 - 1")
-        require_choice("weighting", self.weighting, WEIGHTINGS)
-        expected = f"mean, median or trimmed:F with F from {_SMALLEST_SHARE:g} to below 0.5"
-        require(_share_of(self.aggregation) is not None, "aggregation", self.aggregation, expected)
-        require_choice("sampling", self.sampling, SAMPLINGS)
-        require_choice("dp_noise", self.dp_noise, DP_NOISES)
-        require_choice("sealing", self.sealing, SEALINGS)
-        require(1e-6 <= (self.dp_epsilon or 1) <= 1e6, "dp_epsilon", self.dp_epsilon, "a number from 1e-6 to 1e6")
-        if self.noise_multiplier is not None and self.dp_epsilon is not None:
-            raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
-        if self.ball is not None and self.sensitivity is not None:
-            raise ConfigError("give either ball or sensitivity, not both: a ball of radius R enforces 2 R")
-        if self.norm_floor is not None and not self.bounded:
-            raise ConfigError(f"norm_floor={self.norm_floor:g} alone bounds nothing: give ball or sensitivity as well")
+        for group in GROUPS:
+            group.check(self)
 
     @property
     def private(self) -> bool:
@@ -159,6 +131,125 @@ class Speed:
             require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
         require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """Settings that belong together: a heading of `fedrp run --help`, and the check of their values.
+
+    Groups exist in the code alone. The record, the command line, TOML and Flower's run config are flat.
+    """
+
+    heading: str
+    settings: tuple[str, ...]
+    check: Callable[[RunConfig], None]
+
+
+def _check_data(config: RunConfig) -> None:
+    _require_whole(config, "train_examples")
+
+
+def _check_federation(config: RunConfig) -> None:
+    _require_whole(config, "clients", "rounds")
+    for name in ("participation", "quorum"):
+        value = getattr(config, name)
+        require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
+    _require_below_one(config, "dropout", "server_momentum")
+    require_choice("sampling", config.sampling, SAMPLINGS)
+    require_choice("weighting", config.weighting, WEIGHTINGS)
+    expected = f"mean, median or trimmed:F with F from {_SMALLEST_SHARE:g} to below 0.5"
+    require(_share_of(config.aggregation) is not None, "aggregation", config.aggregation, expected)
+    require(0 <= config.seed < 2**63, "seed", config.seed, "a whole number from 0 to 2^63 - 1")
+
+
+def _check_local_training(config: RunConfig) -> None:
+    _require_whole(config, "local_epochs", "batch_size")
+    _require_positive(config, "lr", "rho")
+    _require_below_one(config, "momentum")
+    _require_not_negative(config, "grad_clip", "proximal")
+
+
+def _check_projection(config: RunConfig) -> None:
+    _require_whole(config, "dim")
+
+
+def _check_privacy(config: RunConfig) -> None:
+    _require_positive(config, "clip", "dp_epsilon", "ball", "sensitivity", "norm_floor")
+    require((config.clip or 1) <= _LARGEST, "clip", config.clip, f"a number up to {_LARGEST:g}")
+    require(1e-6 <= (config.dp_epsilon or 1) <= 1e6, "dp_epsilon", config.dp_epsilon, "a number from 1e-6 to 1e6")
+    _require_not_negative(config, "noise_multiplier")
+    require(1e-100 <= config.dp_delta < 1, "dp_delta", config.dp_delta, "a probability from 1e-100 to below 1")
+    quantile = config.clip_quantile
+    require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
+    require_choice("dp_noise", config.dp_noise, DP_NOISES)
+    if config.noise_multiplier is not None and config.dp_epsilon is not None:
+        raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
+    if config.ball is not None and config.sensitivity is not None:
+        raise ConfigError("give either ball or sensitivity, not both: a ball of radius R enforces 2 R")
+    if config.norm_floor is not None and not config.bounded:
+        raise ConfigError(f"norm_floor={config.norm_floor:g} alone bounds nothing: give ball or sensitivity as well")
+
+
+def _check_security(config: RunConfig) -> None:
+    _require_positive(config, "secure_range")
+    require_choice("sealing", config.sealing, SEALINGS)
+
+
+GROUPS = (
+    Group("Data", ("dataset", "train_examples", "partition"), _check_data),
+    Group(
+        "Federation",
+        (
+            *("algorithm", "clients", "rounds", "participation", "sampling", "dropout", "quorum", "weighting"),
+            *("aggregation", "server_momentum", "seed"),
+        ),
+        _check_federation,
+    ),
+    Group(
+        "Local training",
+        ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
+        _check_local_training,
+    ),
+    Group("Projection", ("dim", "projection"), _check_projection),
+    Group(
+        "Privacy",
+        (
+            *("dp_epsilon", "dp_delta", "noise_multiplier", "dp_noise", "clip", "clip_quantile"),
+            *("ball", "sensitivity", "norm_floor"),
+        ),
+        _check_privacy,
+    ),
+    Group("Security", ("secure_aggregation", "secure_range", "sealing"), _check_security),
+)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _require_whole(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= 1, name, value, "a whole number of at least 1")
+
+
+def _require_positive(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
+
+
+def _require_not_negative(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 <= value <= _LARGEST, name, value, f"a number from 0 to {_LARGEST:g}")
+
+
+def _require_below_one(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
 
 
 def _share_of(aggregation: str) -> float | None:

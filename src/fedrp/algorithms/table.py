@@ -1,7 +1,12 @@
-"""The table of algorithms. To add one: a file with an `Algorithm` record, and a line here."""
+"""The table of algorithms. To add one: a file with an `Algorithm` record, and a line here and in `servers.SERVERS`.
+
+Installed packages add theirs by the entry point group `fedrp.algorithms`, programs by `fedrp.register`.
+"""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 from fedrp.algorithms.base import Algorithm as Algorithm
@@ -10,9 +15,14 @@ from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.algorithms.fedavg_dp import FEDAVG_DP
 from fedrp.algorithms.fedrp import FEDRP
 from fedrp.algorithms.fwc import FWC
+from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.subspace import SUBSPACE
 from fedrp.config import RunConfig, require_choice
-from fedrp.errors import ConfigError
+from fedrp.errors import ConfigError, first_line
+
+_log = logging.getLogger(__name__)
+
+PLUGINS = "fedrp.algorithms"  # a group of entry points
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedrp-subspace": SUBSPACE,
@@ -22,6 +32,27 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedadmm": FEDADMM,
     "fwc": FWC,
 }
+
+
+def add_algorithm(name: str, algorithm: Algorithm) -> None:
+    """Add an algorithm from outside the package, on both sides of the protocol."""
+    ALGORITHMS[name] = algorithm
+    SERVERS[name] = algorithm.server
+
+
+def _add_plugins() -> None:
+    """Add what installed packages offer. One that is broken must not stop runs that do not need it."""
+    for point in metadata.entry_points(group=PLUGINS):
+        try:
+            algorithm = point.load()
+        except Exception as error:  # it is someone else's code
+            _log.warning("algorithm '%s' of %s cannot be loaded: %s", point.name, point.value, first_line(error))
+            continue
+        if point.name in ALGORITHMS or not isinstance(algorithm, Algorithm):
+            reason = "the name is taken" if point.name in ALGORITHMS else f"it is a {type(algorithm).__name__}"
+            _log.warning("algorithm '%s' of %s is left out: %s", point.name, point.value, reason)
+            continue
+        add_algorithm(point.name, algorithm)
 
 
 def require_used(config: RunConfig) -> None:
@@ -62,3 +93,6 @@ def _idle(config: RunConfig, name: str) -> frozenset[str]:
     # With noise the range of masked numbers follows from the clip.
     ranged = config.secure_aggregation and not (config.private and "dp_epsilon" in used)
     return idle if ranged else idle | {"secure_range"}
+
+
+_add_plugins()

@@ -50,12 +50,12 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
         ConfigError: the algorithm sends nothing that this attack could use, or the round's aggregate was not recorded.
     """
     config = view.public.config
-    require_choice("algorithm to attack", config.algorithm, _UPDATES)
+    require_choice("algorithm to attack", config.algorithm, UPDATES)
     keys = opened_keys(view) if view.insider else _guessed_keys(view, guess)
     model = _model(view, keys, round_)
     secret = ALGORITHMS[config.algorithm].server.round_keys
     projection = _project(view, model.size)(keys[round_]) if secret else None
-    difference = _UPDATES[config.algorithm]
+    difference = UPDATES[config.algorithm]
     return [
         Clue(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
         for clients, vector in _vectors(view, round_).items()
@@ -170,7 +170,7 @@ def _update_itself(vector: Update, model: Vector, projection: Projection | None)
 
 
 # How an upload becomes the update that training made, for each algorithm that can be attacked.
-_UPDATES: dict[str, Callable[[Update, Vector, Projection | None], Update]] = {
+UPDATES: dict[str, Callable[[Update, Vector, Projection | None], Update]] = {
     "fedavg": _model_difference,
     "fedavg-dp": _update_itself,
     "fedrp": _projected_difference,

@@ -30,10 +30,9 @@ def smooth_lenet(shape: InputShape, classes: int) -> nn.Module:
     return module
 
 
-_VICTIMS: dict[str, Callable[[InputShape, int], nn.Module]] = {
-    SMOOTH: smooth_lenet,
-    **{name: spec.build for name, spec in MODELS.items()},
-}
+def target_models() -> dict[str, Callable[[InputShape, int], nn.Module]]:
+    """What can be attacked: the smooth network, and the models that runs can train."""
+    return {SMOOTH: smooth_lenet, **{name: spec.build for name, spec in MODELS.items()}}
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Victim:
     classes: int
 
     def __post_init__(self) -> None:
-        require_choice("model", self.name, _VICTIMS)
+        require_choice("model", self.name, target_models())
 
     def __call__(self) -> nn.Module:
         """A new model."""
-        return _VICTIMS[self.name](self.shape, self.classes)
+        return target_models()[self.name](self.shape, self.classes)

@@ -4,9 +4,7 @@ import json
 
 import click
 
-from fedrp.cli.common import (
-    cli,
-)
+from fedrp.cli.common import ListedOption, cli, projection_names
 
 # --- measuring -----------------------------------------------------------------------------------------------------
 
@@ -17,7 +15,7 @@ def bench() -> None:
 
 
 @bench.command("projection")
-@click.option("--family", default="sign", show_default=True, help="gaussian, sign or hadamard")
+@click.option("--family", default="sign", show_default=True, help="{names}", cls=ListedOption, names=projection_names)
 @click.option("--params", default=1_000_000, show_default=True, help="length n of the vector")
 @click.option("--dim", default=1_000, show_default=True, help="projection dimension m")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")

@@ -5,19 +5,16 @@ import itertools
 import os
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedrp._version import __version__
-from fedrp.config import RunConfig, Speed, from_settings, read_toml, require_types
-from fedrp.files import beginning
+from fedrp import __version__
+from fedrp.config import GROUPS, RunConfig, Speed, from_settings, read_toml, require_types
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
@@ -30,6 +27,11 @@ def cli() -> None:
     """Federated learning with secret random projections."""
 
 
+# What most runs are about; `fedrp run --help` shows it first.
+FOREMOST = (
+    *("algorithm", "dataset", "model", "clients", "rounds", "local_epochs", "lr", "dim"),
+    *("dp_epsilon", "secure_aggregation"),
+)
 _RECORDS = (RunConfig, Speed)
 _FIELDS = {field.name: field for record in _RECORDS for field in dataclasses.fields(record)}
 _HINTS = {name: hint for record in _RECORDS for name, hint in typing.get_type_hints(record).items()}
@@ -37,6 +39,77 @@ _HINTS = {name: hint for record in _RECORDS for name, hint in typing.get_type_hi
 CONFIG_ARGUMENT = click.argument("config", required=False, type=click.Path(path_type=Path))
 DATA_DIR_OPTION = click.option("--data-dir", help="data folder (also FEDRP_DATA)")
 JSON_OPTION = click.option("--json", is_flag=True, default=None, help="print one JSON object on standard output")
+
+
+class ListedOption(click.Option):
+    """An option whose help names what it can be, `{names}`: read from the table when help is asked for, not before.
+
+    Tables need torch, which takes seconds to import.
+    """
+
+    def __init__(self, *declarations: Any, names: Callable[[], Iterable[str]], **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
+        self._names = names
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The option and its help."""
+        record = super().get_help_record(ctx)
+        return record and (record[0], record[1].replace("{names}", ", ".join(self._names())))
+
+
+def algorithm_names() -> Iterable[str]:
+    """Of all algorithms."""
+    from fedrp.algorithms.table import ALGORITHMS
+
+    return ALGORITHMS
+
+
+def dataset_names() -> Iterable[str]:
+    """Of all data sets."""
+    from fedrp.learning.data import DATASETS
+
+    return DATASETS
+
+
+def model_names() -> Iterable[str]:
+    """Of all models."""
+    from fedrp.learning.zoo import MODELS
+
+    return MODELS
+
+
+def projection_names() -> Iterable[str]:
+    """Of all projection families."""
+    from fedrp.projection.families import FAMILIES
+
+    return FAMILIES
+
+
+_NAMES = {
+    "algorithm": algorithm_names,
+    "dataset": dataset_names,
+    "model": model_names,
+    "projection": projection_names,
+}
+
+
+class SettingsCommand(click.Command):
+    """A command with an option per setting: its help shows them in groups, what matters first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a list of options under the heading of each group."""
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        records = {option.name: option.get_help_record(ctx) for option in options}
+        for heading, names in [
+            ("The ten settings that matter most", FOREMOST),
+            *((group.heading, group.settings) for group in GROUPS),
+            ("Speed", [field.name for field in dataclasses.fields(Speed)]),
+            ("Command", list(records)),
+        ]:
+            rows = [record for name in names if (record := records.pop(name, None))]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -51,7 +124,8 @@ def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Calla
                 option = f"{option}/--no-{option[2:]}"
             elif shown is not None:
                 text = f"{text}  [default: {shown}]"
-            command = click.option(option, name, type=kind, default=None, help=text)(command)
+            table: dict[str, Any] = {"cls": ListedOption, "names": _NAMES[name]} if name in _NAMES else {}
+            command = click.option(option, name, type=kind, default=None, help=text, **table)(command)
         return command
 
     return decorate
@@ -118,6 +192,8 @@ def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
 
 def _new_folder(name: str) -> Path:
     """The first of runs/NAME-1, runs/NAME-2, ... that does not exist, made here so that no other run takes it."""
+    from fedrp.files import beginning
+
     parent = Path("runs")
     with beginning(parent):
         parent.mkdir(exist_ok=True)
@@ -141,6 +217,9 @@ def path_or_none(text: str | None) -> Path | None:
 @contextmanager
 def counting(name: str) -> typing.Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, or a line for every tenth of the way; fed with what is done, of how much."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from fedrp.cli.common import (
-    cli,
-)
+from fedrp.cli.common import cli
 
 # --- who takes part ------------------------------------------------------------------------------------------------
 

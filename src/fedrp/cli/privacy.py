@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from fedrp.cli.common import (
     CONFIG_ARGUMENT,
     DATA_DIR_OPTION,
     JSON_OPTION,
+    ListedOption,
     cli,
     counting,
     path_or_none,
+    projection_names,
     read_settings,
     some_settings,
 )
@@ -203,20 +206,44 @@ def attack() -> None:
     """Attack what a run gives away: recorded bytes, or the final model. See docs/attacks.md."""
 
 
+def _attacked() -> Iterable[str]:
+    from fedrp.attacks.observations import UPDATES
+
+    return UPDATES
+
+
+def _attackers() -> Iterable[str]:
+    from fedrp.attacks.view import ADVERSARIES
+
+    return ADVERSARIES
+
+
+def _targets() -> Iterable[str]:
+    from fedrp.attacks.target_models import target_models
+
+    return target_models()
+
+
+def _methods() -> Iterable[str]:
+    from fedrp.attacks.inversion import METHODS
+
+    return METHODS
+
+
 @attack.command("inversion")
-@click.option("--algorithm", default="fedavg", show_default=True, help="fedavg, fedavg-dp, fedrp or fedrp-subspace")
-@click.option("--adversary", default="server", show_default=True, help="server, server+client or client")
-@click.option("--images", "targets", default=4, show_default=True, help="clients to attack")
+@click.option("--algorithm", default="fedavg", show_default=True, help="{names}", cls=ListedOption, names=_attacked)
+@click.option("--adversary", default="server", show_default=True, help="{names}", cls=ListedOption, names=_attackers)
+@click.option("--targets", default=4, show_default=True, help="clients to attack")
 @click.option("--clients", default=10, show_default=True, help="number of clients K")
-@click.option("--pictures", default=1, show_default=True, help="pictures of each client, all in one step")
+@click.option("--images-per-client", "pictures", default=1, show_default=True, help="all in one step")
 @click.option("--dim", default=1000, show_default=True, help="projection dimension m")
-@click.option("--projection", help="gaussian, sign or hadamard  [default: by size]")
-@click.option("--model", default="lenet-sigmoid", show_default=True, help="attacked model; see also 'fedrp run --help'")
+@click.option("--projection", help="{names}  [default: by size]", cls=ListedOption, names=projection_names)
+@click.option("--model", default="lenet-sigmoid", show_default=True, help="{names}", cls=ListedOption, names=_targets)
 @click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey pictures")
 @click.option("--dp-epsilon", type=float, help="client-level epsilon of the run, for fedavg-dp and fedrp-subspace")
 @click.option("--rounds", default=10, show_default=True, help="rounds of the run, which decide the noise")
 @click.option("--round", default=1, show_default=True, help="round that is attacked")
-@click.option("--method", default="lbfgs", show_default=True, help="lbfgs or adam")
+@click.option("--method", default="lbfgs", show_default=True, help="{names}", cls=ListedOption, names=_methods)
 @click.option("--iterations", default=200, show_default=True, help="steps of the search")
 @click.option("--restarts", default=1, show_default=True, help="searches from different starts; the best one counts")
 @click.option("--smoothness", default=1e-3, show_default=True, help="weight of total variation")

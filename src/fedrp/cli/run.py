@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedrp.cli.common import (
     CLI_WORKERS,
     COMPARED,
     Command,
     Settings,
+    SettingsCommand,
     cli,
     given_settings,
     path_or_none,
@@ -38,7 +37,7 @@ class _StoppedError(FedRPError):
     exit_code = INTERRUPTED
 
 
-@cli.command()
+@cli.command(cls=SettingsCommand)
 @settings_options
 def run(config: Path | None, **given: Any) -> None:
     """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
@@ -62,7 +61,7 @@ def run(config: Path | None, **given: Any) -> None:
         print("\n".join([*result_details(result), f"run folder: {out}"]))
 
 
-@cli.command()
+@cli.command(cls=SettingsCommand)
 @settings_options
 @click.option("--algorithms", help=f"comma-separated  [default: {COMPARED}]")
 def compare(config: Path | None, **given: Any) -> None:
@@ -148,6 +147,9 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
 @contextmanager
 def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
     """A progress bar per run on standard error; plain lines where that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description:<12}"),

@@ -1,0 +1,250 @@
+"""What every algorithm promises, as checks that can be run on one's own.
+
+    fedrp.register("fedprox", FEDPROX)
+    fedrp.testing.check_algorithm("fedprox")
+
+A contract is a function that raises `AssertionError` where the promise is broken. Problems are tiny: a contract takes
+a second at most.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrp.algorithms.client_side import Local, Participant, Step, Upload
+from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.table import ALGORITHMS
+from fedrp.config import RunConfig, require_choice, settled
+from fedrp.crypto.secret import SecretKey
+from fedrp.learning.initial import public_initial
+from fedrp.learning.layout import layout_of
+from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
+from fedrp.learning.sequential import make_trainer
+from fedrp.learning.task import Task
+from fedrp.privacy.events import Adversary
+from fedrp.projection.families import Projection, make_projection
+from fedrp.protocol.aggregate import weighted_sum
+from fedrp.rng import RunSeed
+from fedrp.simulation.simulate import simulate
+from fedrp.types import Vector
+
+FEATURES, CLASSES = 6, 3
+KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]  # of rounds 0 to 3; the last one is for noise
+Settings = Mapping[str, Any]
+NONE: Settings = {}
+
+
+class TinyNet(nn.Module):
+    """83 parameters, none of them constant at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(FEATURES, 8)
+        self.output = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        return self.output(torch.tanh(self.hidden(x)))  # type: ignore[no-any-return]
+
+
+def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three clouds of points, and which cloud each point is from."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    labels = np.arange(count) % CLASSES
+    centres = np.random.Generator(np.random.PCG64(99)).normal(0, 1.5, (CLASSES, FEATURES))
+    points = centres[labels] + rng.normal(0, 1, (count, FEATURES))
+    return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
+
+
+PARAMETERS = layout_of(TinyNet()).size
+DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate((20, 11, 16))]  # of each client
+
+
+def small_config(algorithm: str, settings: Settings = NONE) -> RunConfig:
+    """A run of a second; `settings` are changes."""
+    base = RunConfig(algorithm=algorithm, clients=len(DATA), rounds=3, batch_size=8, dim=12, lr=0.05, grad_clip=0.0)
+    return dataclasses.replace(base, **settings)
+
+
+def require(holds: bool, broken: str) -> None:
+    """Say how a promise is broken, if it is."""
+    if not holds:
+        raise AssertionError(broken)
+
+
+# --- algorithms ------------------------------------------------------------------------------------------------------
+
+
+class Round:
+    """Rounds of some clients, without a network; remembers the weights that training ended with."""
+
+    def __init__(self, config: RunConfig, clients: Sequence[int] = range(len(DATA))) -> None:
+        self.config, self.clients = config, clients
+        self.algorithm = ALGORITHMS[config.algorithm]
+        self.secret = self.algorithm.server.round_keys
+        self.trainer = make_trainer(TinyNet, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(0))
+        self.weights: Stack = np.zeros((0, PARAMETERS), np.float32)
+        self.past: list[Vector] = []  # aggregates, latest first
+
+    def local(self, round_: int) -> Local:
+        """What the clients have at hand in a round."""
+
+        def train(start: Stack, objective: Objective) -> Stack:
+            c = self.config
+            sgd = LocalSGD(settled(c.lr), c.momentum, c.batch_size, c.local_epochs, c.grad_clip)
+            data = [DATA[client] for client in self.clients]
+            reached = self.trainer.train(start, data, list(self.clients), round_, sgd, objective)
+            chart = objective.weights
+            self.weights = chart(torch.from_numpy(reached), slice(None)).numpy() if chart else reached.copy()
+            return reached
+
+        def project(key: SecretKey) -> Projection:
+            return make_projection(settled(self.config.projection), key, PARAMETERS, self.config.dim)
+
+        key = KEYS[round_] if self.secret else None
+        return Local(config=self.config, key=key, participants=len(self.clients), project=project, train=train)
+
+    def newcomers(self) -> list[Participant]:
+        """The clients before the first round."""
+        state = self.algorithm.client.init(self.config, public_initial(TinyNet, RunSeed(0)))
+        step = Step(KEYS[0] if self.secret else None, None)
+        return [Participant(state, [step], KEYS[-1].derive(f"noise {client}"), None) for client in self.clients]
+
+    def upload(self, participants: list[Participant], round_: int = 1) -> list[Upload]:
+        """What the clients send in a round."""
+        return self.algorithm.client.round(self.local(round_), participants)
+
+    def aggregate(self, uploads: list[Upload]) -> Vector:
+        """What the server makes of uploads, all of weight 1."""
+        weight = float(len(uploads))
+        divisor = self.algorithm.server.divisor(self.config) or weight
+        mean = weighted_sum(
+            [np.asarray(upload.vector, np.float32) for upload in uploads], [1.0] * len(uploads), divisor
+        )
+        return self.algorithm.server.aggregate(self.config, self.past[:2], mean, weight)
+
+    def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
+        """The clients after a round, with the aggregate of what they sent."""
+        if self.algorithm.server.exchanges:
+            self.past.insert(0, self.aggregate(uploads))
+        step = Step(KEYS[round_] if self.secret else None, self.past[0] if self.past else None)
+        return [
+            Participant(upload.state, [step], old.noise, step.aggregate)
+            for upload, old in zip(uploads, before, strict=True)
+        ]
+
+
+def _arrays(participants: list[Participant]) -> list[Vector]:
+    history = [step.aggregate for one in participants for step in one.history if step.aggregate is not None]
+    return [array for one in participants for array in one.state] + history
+
+
+def inputs_are_not_changed(name: str, settings: Settings = NONE) -> None:
+    """No function of either side writes to what it is given."""
+    run = Round(resolved(small_config(name, settings), PARAMETERS))
+    first = run.newcomers()
+    second = run.returning(first, run.upload(first))
+    copies = [array.copy() for array in _arrays(second)]
+    for array in _arrays(second):
+        array.setflags(write=False)
+    uploads = run.upload(second, 2)
+    for participant in second:
+        run.algorithm.client.finish(run.local(2), participant)
+    if run.algorithm.server.exchanges:
+        for upload in uploads:
+            upload.vector.setflags(write=False)
+        run.aggregate(uploads)
+    for array, before in zip(_arrays(second), copies, strict=True):
+        np.testing.assert_array_equal(array, before)
+
+
+def rounds_are_deterministic(name: str, settings: Settings = NONE) -> None:
+    """State, keys and data decide an upload to the bit."""
+    run = Round(resolved(small_config(name, settings), PARAMETERS))
+    first, again = run.upload(run.newcomers()), run.upload(run.newcomers())
+    for one, other in zip(first, again, strict=True):
+        require(one.vector.tobytes() == other.vector.tobytes(), "the same round gave another upload")
+        require([a.tobytes() for a in one.state] == [a.tobytes() for a in other.state], "and another state")
+
+
+def uploads_are_finite_float32_of_the_stated_size(name: str, settings: Settings = NONE) -> None:
+    """As `ServerSide.upload_size` says; none where clients never talk."""
+    run = Round(resolved(small_config(name, settings), PARAMETERS))
+    size = run.algorithm.server.upload_size(run.config, PARAMETERS) if run.algorithm.server.exchanges else 0
+    for upload in run.upload(run.newcomers()):
+        found = str(upload.vector.dtype), upload.vector.shape
+        require(found == ("float32", (size,)), f"an upload is {found}, stated: {size} numbers of float32")
+        require(bool(np.isfinite(upload.vector).all()), "an upload is not finite")
+
+
+def one_client_gets_what_its_training_gave(name: str, settings: Settings = NONE) -> None:
+    """With one client and no server momentum, the delivered model is what local training gives."""
+    still = {"server_momentum": 0.0} if "server_momentum" in ALGORITHMS[name].settings else {}
+    run = Round(resolved(small_config(name, {**settings, "clients": 1, **still}), PARAMETERS), clients=[0])
+    participants = run.newcomers()
+    for round_ in (1, 2, 3):
+        participants = run.returning(participants, run.upload(participants, round_), round_)
+        delivered = run.algorithm.client.finish(run.local(round_), participants[0])
+        np.testing.assert_allclose(delivered.model, run.weights[0], atol=1e-6)
+
+
+def a_consensus_is_the_same_bits_everywhere(name: str, settings: Settings = NONE) -> None:
+    """Where one common model is delivered, all clients hold it."""
+    run = Round(resolved(small_config(name, settings), PARAMETERS))
+    if run.algorithm.delivers != "consensus":
+        return
+    first = run.newcomers()
+    second = run.returning(first, run.upload(first))
+    models = {run.algorithm.client.finish(run.local(1), one).model.tobytes() for one in second}
+    require(len(models) == 1, f"{len(second)} clients hold {len(models)} different models")
+
+
+def it_learns(name: str, settings: Settings = NONE) -> None:
+    """Six rounds of the simulator on an easy task are far better than guessing, which gives 33 %."""
+    config = small_config(name, {**settings, "clients": 4, "rounds": 6, "dim": 30})
+    accuracy = simulate(config, Task(TinyNet, blobs(80, 1), blobs(60, 2))).accuracy
+    require(accuracy > 60, f"accuracy is {accuracy:.1f} % where guessing gives 33 %")
+
+
+def resolving_twice_changes_nothing(name: str, settings: Settings = NONE) -> None:
+    """Defaults are filled in once."""
+    config = resolved(small_config(name, {**settings, "lr": None}), PARAMETERS)
+    require(config.lr is not None, "no learning rate was filled in")
+    require(resolved(config, PARAMETERS) == config, "a resolved config resolves to another one")
+
+
+def it_says_who_learns_what(name: str, settings: Settings = NONE) -> None:
+    """Each real adversary that is named is named once, among them the server and who gets the model."""
+    releases = ALGORITHMS[name].releases(resolved(small_config(name, settings), PARAMETERS))
+    named = {release.adversary for release in releases}
+    missing = {Adversary.SERVER, Adversary.MODEL_HOLDER} - named
+    require(not missing, f"nothing is said of {' and '.join(sorted(adversary.name for adversary in missing))}")
+
+
+ALGORITHM_CONTRACTS: tuple[Callable[[str, Settings], None], ...] = (
+    inputs_are_not_changed,
+    rounds_are_deterministic,
+    uploads_are_finite_float32_of_the_stated_size,
+    one_client_gets_what_its_training_gave,
+    a_consensus_is_the_same_bits_everywhere,
+    it_learns,
+    resolving_twice_changes_nothing,
+    it_says_who_learns_what,
+)
+
+
+def check_algorithm(name: str, settings: Settings = NONE) -> None:
+    """Run every contract on an algorithm of the table; `settings` are those that it cannot do without.
+
+    One with noise is checked without: `{"noise_multiplier": 0.0, "clip": 1e6}`.
+
+    Raises:
+        AssertionError: a promise is broken.
+    """
+    require_choice("algorithm", name, ALGORITHMS)
+    for contract in ALGORITHM_CONTRACTS:
+        contract(name, settings)
