@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from origin import origin_of
 
-from fedrp.attacks.experiment import Outcome, Scenario, attack_angles, attack_keys, attack_pictures
+from fedrp.attacks.experiment import attack_angles, attack_keys, attack_pictures
 from fedrp.attacks.figures import Strip, draw
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.membership import attack_membership
+from fedrp.attacks.outcome import Outcome, Scenario
 from fedrp.config import RunConfig
 from fedrp.learning.data import load_dataset
 from fedrp.learning.task import named_task

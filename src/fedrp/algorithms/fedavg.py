@@ -12,8 +12,7 @@ from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.config import RunConfig
 from fedrp.learning.training import PLAIN
-from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
-from fedrp.privacy.ledger import Release
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.types import Vector
 
 

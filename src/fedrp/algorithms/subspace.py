@@ -24,14 +24,13 @@ from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.fedavg import FEDAVG, averages_released
-from fedrp.algorithms.fedrp import resolve_projection
 from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.algorithms.projected import resolve_projection
 from fedrp.config import RunConfig, settled
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.training import Objective, Rows, Stack
-from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
-from fedrp.privacy.ledger import Release
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import make_projection
 from fedrp.types import FINGERPRINT_BYTES, Vector
 

@@ -27,7 +27,7 @@ from fedrp.errors import ConfigError, DataError
 Inputs = npt.NDArray[np.uint8 | np.float32]  # (N, C, H, W) or (N, F)
 Labels = npt.NDArray[np.int64]  # (N,)
 
-_MINI = Path(__file__).with_name("assets") / "mnist-mini.npz"
+_MINI = Path(__file__).parents[1] / "assets" / "mnist-mini.npz"
 _UNREADABLE = (OSError, EOFError, zlib.error)
 _BLOCK = 4096  # examples at a time, where a float64 copy of all of them might not fit
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
