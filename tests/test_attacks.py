@@ -450,17 +450,16 @@ def test_a_published_attack_is_run_again_by_its_name_and_says_where_it_comes_fro
         done.append(name)
         return {"psnr": len(done)}
 
-    before = {"origin": {"date": "long ago"}, "old": {"psnr": 0}, "again": {"psnr": 0}}
-    (tmp_path / "kept.json").write_text(json.dumps(before))
+    before = {"old": {"origin": {"date": "long ago"}, "psnr": 0}, "again": {"psnr": 0}}
+    monkeypatch.setattr(attacks, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(attacks, "JOBS", dict.fromkeys(["old", "again", "new"], job))
-    monkeypatch.setattr(attacks, "KEPT", tmp_path / "kept.json")
     monkeypatch.setattr(attacks, "WORK", tmp_path / "work")
+    attacks.kept.keep(attacks.TABLE, {attacks.command_of(name): before[name] for name in before}, attacks.KEPT)
     for names in ([], [], ["again"], ["again"]):
         attacks.run(names)
     assert done == ["new", "again", "again"]
-    results = attacks.kept()
-    assert results["origin"] == before["origin"]
-    assert results["old"] == {"psnr": 0}
+    results = attacks.keep_all()
+    assert results["old"] == before["old"]
     assert results["again"]["psnr"] == 3
     assert results["again"]["origin"]["command"] == "python benchmarks/attacks.py run again"
     assert set(results["new"]["origin"]) == {"command", "commit", "date", "machine"}
