@@ -73,8 +73,9 @@ def import_graph(source: Path = SOURCE) -> dict[str, set[str]]:
 
 
 def within(graph: Graph) -> dict[str, set[str]]:
-    """The graph without foreign packages."""
-    return {module: used & graph.keys() for module, used in graph.items()}
+    """The graph of the rooms' modules: without foreign packages and without the front door, which only names them."""
+    inside = graph.keys() - {PACKAGE}
+    return {module: used & inside for module, used in graph.items() if module in inside}
 
 
 def closure(graph: Graph, start: str, passing: Iterable[str] = ()) -> dict[str, str]:
@@ -105,6 +106,8 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if len(parts) == 1:
         return ""
+    if parts[1] == "__main__":
+        return "cli"
     return parts[1] if (SOURCE / PACKAGE / parts[1]).is_dir() else GROUND
 
 
@@ -128,8 +131,7 @@ def room_graph(graph: Graph) -> dict[str, set[str]]:
     """Which rooms import which, the front door left out."""
     rooms: dict[str, set[str]] = {room: set() for room in ROOMS}
     for module, used in within(graph).items():
-        if room := room_of(module):
-            rooms.setdefault(room, set()).update({room_of(name) for name in used} - {room, ""})
+        rooms[room_of(module)].update({room_of(name) for name in used} - {room_of(module)})
     return rooms
 
 
