@@ -35,6 +35,7 @@ import numpy.typing as npt
 import torch
 from origin import origin_of
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.config import RunConfig, from_settings, require_choice
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import score
@@ -45,7 +46,6 @@ from fedrp.protocol.aggregate import weighted_mean
 from fedrp.protocol.wire import HEADER_BYTES
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import grouped
-from fedrp.simulation.simulate import resolved
 
 Vector = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
 from fedrp.learning.models import built, layout_of
@@ -28,10 +29,12 @@ from fedrp.learning.task import examples, named_task, split_among_clients
 from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
+from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import ClientHost, HostSetup, grouped, set_threads, simulated_roster
-from fedrp.simulation.simulate import resolved
+from fedrp.simulation.backend import Hosts, HostSetup, grouped, set_threads
+from fedrp.simulation.carrier import HostCarrier
+from fedrp.simulation.identities import simulated_roster
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "privacy"
@@ -67,19 +70,17 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    host = ClientHost(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
+    hosts = Hosts(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
     size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
     server = server_side.new_coordinator(config, run, size)
-    server = server_side.welcome(server, server_side.read(server, host.hello()))
-    dealt = host.respond(server_side.request_key(server, 0))
-    server = server_side.take_keys(server, server_side.read(server, dealt))
-    for round_ in range(1, config.rounds + 1):
-        server, packets = server_side.open_round(server, np.zeros(config.clients))
-        replies = host.respond(packets)
-        server, _ = server_side.close_round(server, server_side.read(server, replies))
+    carrier = HostCarrier.of(server, hosts)
+    server = begin(server, carrier, NoStore(), config.clients)
+    for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):
+        replies = closed.answers.replies
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
-        models = host.final_models(server_side.finish(server, tuple(replies)))
-        yield Seen(round_, np.stack(sent).astype(np.float64), np.stack(list(models.values())).astype(np.float64))
+        models = hosts.final_models(server_side.finish(closed.server, tuple(replies)))
+        seen = (np.stack(vectors).astype(np.float64) for vectors in (sent, list(models.values())))
+        yield Seen(closed.server.round, *seen)
 
 
 def joint_view(pictures: int = 6000, rounds: int = 20) -> dict[str, Any]:

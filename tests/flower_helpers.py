@@ -22,7 +22,7 @@ from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.learning.models import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import SimulatedEntropy
+from fedrp.simulation.identities import SimulatedEntropy
 from fedrp.simulation.result import RunResult
 from fedrp.storage.status import read_status
 from fedrp.testing.local import Answer, LocalGrid, answering, run_locally

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.models import layout_of
@@ -23,8 +24,7 @@ from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import SimulatedEntropy, simulated_roster, simulated_site
-from fedrp.simulation.simulate import resolved
+from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
 
 ROOT = Path(__file__).parents[1]
 FEATURES, CLASSES = 6, 3

@@ -16,6 +16,7 @@ from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_dp import averaged, current_clip
 from fedrp.algorithms.client_side import Local, Participant, Step, Upload
 from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, for_each, require_used
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
@@ -32,7 +33,6 @@ from fedrp.protocol.aggregate import weighted_mean, weighted_sum
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
-from fedrp.simulation.simulate import resolved
 from helpers import NOISY, Federation, TinyNet, blobs, tiny_config, tiny_task
 
 PARAMETERS = 83

@@ -16,6 +16,7 @@ from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_side import Local, Participant, Step
 from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.algorithms.projection_bounds import summed_release
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
@@ -28,7 +29,6 @@ from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline, statements
 from fedrp.privacy.projection_mechanism import exact_epsilon
 from fedrp.projection.families import make_projection
-from fedrp.simulation.simulate import resolved
 from helpers import Federation, TinyNet, tiny_config, tiny_task
 
 PARAMETERS = 83
@@ -327,7 +327,7 @@ def test_what_cannot_be_stated_is_found_before_the_first_round(monkeypatch: pyte
     def stated(*_given: object) -> None:
         raise ConfigError("there is no such statement")
 
-    monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "statements", stated)
+    monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "statements", stated)
     rounds: list[object] = []
     with pytest.raises(ConfigError, match="no such statement"):
         simulate(tiny_config("fedrp"), tiny_task(), on_round=rounds.append)

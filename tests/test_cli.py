@@ -367,7 +367,7 @@ def test_the_advice_of_ctrl_c_is_a_command_that_works(
     chosen = ["--algorithms=fwc,fedavg", "--out=my run"] if name == "compare" else ["--algorithm=fwc", "--out=my run"]
     options = [*small, *chosen, "--threads=2", "--data-dir=somewhere", "--seed=4"]
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("fedrp.simulate"), "_round", interrupt)
+        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_measured", interrupt)
         answer = ask(name, *options)
     line = answer.err.removeprefix("fedrp: stopped; what is done is kept, go on with: ").strip()
     assert (answer.code, answer.err.count("\n")) == (INTERRUPTED, 1)
@@ -392,7 +392,7 @@ def histories(answer: Answer) -> list[object]:
 def test_ctrl_c_before_anything_is_written_promises_nothing(
     ask: Ask, small: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("fedrp.simulate"), "_setup", interrupt)
+    monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_setup", interrupt)
     assert ask("run", *small, "--out=run") == (INTERRUPTED, "", "fedrp: stopped before anything was done\n")
 
 

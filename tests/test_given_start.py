@@ -13,13 +13,13 @@ from torch import nn
 
 from fedrp import Task, simulate
 from fedrp.algorithms.given_start import given_share, require_hidden_start
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.flower.task import ClientContext, LocalTask
 from fedrp.learning.models import MODELS
 from fedrp.projection.families import FAMILIES, make_projection
-from fedrp.simulation.simulate import resolved
 from flower_helpers import FlowerFederation, tiny_load
 from helpers import TinyNet, tiny_config, tiny_task
 

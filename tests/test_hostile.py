@@ -23,7 +23,7 @@ from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import simulated_identity
+from fedrp.simulation.identities import simulated_identity
 from helpers import Federation, TinyNet, tiny_config
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.privacy.assumptions import ONE_RUN
 from fedrp.privacy.bounds import EpsilonInterval, bound, tightest
@@ -28,7 +29,6 @@ from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
 from fedrp.privacy.records import EVENTS, event_of, event_record, release_of, release_record
 from fedrp.privacy.total import ADVERSARIES, ALL_RUNS, total
-from fedrp.simulation.simulate import resolved
 from helpers import tiny_config
 
 DELTA = 1e-5

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedrp import RunConfig, simulate
 from fedrp.algorithms.cohort import least_uploads
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, for_each
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.flower.settings import run_settings
@@ -23,7 +24,6 @@ from fedrp.protocol import wire
 from fedrp.protocol.aggregate import cut_at_each_end, trimmed_mean
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.backend import Tap
-from fedrp.simulation.simulate import resolved
 from fedrp.types import Packets
 from helpers import ROOT, Federation, tiny_config, tiny_task
 

@@ -12,7 +12,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import ENVELOPE_BYTES, HYBRID_KEY_BYTES, PUBLIC_KEY_BYTES, SIGNATURE_BYTES, split
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import SimulatedEntropy
+from fedrp.simulation.identities import SimulatedEntropy
 
 RUN = bytes(range(16))
 KEY = SecretKey(b"round key".ljust(32))

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import chisquare
 
 from fedrp import Task, simulate
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import Scale
@@ -27,7 +28,6 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.result import RoundRecord
-from fedrp.simulation.simulate import resolved
 from helpers import Federation, TinyNet, all_windows, blobs, tiny_config, windows
 
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]

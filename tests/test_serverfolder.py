@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.sizes import ENVELOPE_BYTES
 from fedrp.errors import SiteError
@@ -21,7 +22,6 @@ from fedrp.files import write_atomically
 from fedrp.protocol import wire
 from fedrp.protocol.server import Coordinator, Dealt, new_coordinator, take_keys
 from fedrp.protocol.wire import Kind, Message
-from fedrp.simulation.simulate import resolved
 from fedrp.storage import server
 from fedrp.storage.server import ServerFolder
 from flower_helpers import in_child

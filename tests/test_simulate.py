@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
@@ -31,10 +32,12 @@ from fedrp.learning.models import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection import kernels
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import ClientHost, Hosts, HostSetup, SimulatedEntropy, Worker
+from fedrp.simulation.backend import ClientHost, Hosts
+from fedrp.simulation.identities import SimulatedEntropy
+from fedrp.simulation.processes import Worker
 from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.runfolder import Fingerprint
-from fedrp.simulation.simulate import evaluate, resolved
+from fedrp.simulation.simulate import evaluate
 from helpers import (
     CLASSES,
     FEATURES,
@@ -199,7 +202,7 @@ def test_evaluation_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch)
         evaluate(*arguments, **options)
         return evaluate(*arguments, **options)
 
-    monkeypatch.setattr(sys.modules["fedrp.simulate"], "evaluate", twice)
+    monkeypatch.setattr(sys.modules["fedrp.simulation.simulate"], "evaluate", twice)
     assert outcome(simulate(tiny_config("fedrp-subspace"), task)) == outcome(once)
 
 
@@ -308,10 +311,10 @@ def test_a_run_leaves_the_number_of_threads_as_it_was(task: Task) -> None:
 def test_a_worker_that_does_not_start_ends_those_that_did(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Worker] = []
 
-    def start(setup: HostSetup) -> Worker:
+    def start(make: Callable[[], ClientHost]) -> Worker:
         if started:
             raise OSError("no more processes")
-        started.append(Worker(setup))
+        started.append(Worker(make))
         return started[0]
 
     monkeypatch.setattr("fedrp.simulation.backend.Worker", start)
@@ -717,7 +720,7 @@ def killed_at(operation: int, out: Path) -> bool:
 
 
 def test_killed_at_any_change_to_its_folder_a_run_resumes_to_the_same_end(task: Task, tmp_path: Path) -> None:
-    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["fedrp.simulate", "helpers"])
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(["fedrp.simulation.simulate", "helpers"])
     undisturbed = simulate(SHORT, task, out=tmp_path / "undisturbed")
     model = (tmp_path / "undisturbed" / "model.safetensors").read_bytes()
     operation = 1

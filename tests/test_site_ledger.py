@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
@@ -24,7 +25,6 @@ from fedrp.flower.messages import HELLO, ROUND, RefusedError, packet_of, questio
 from fedrp.privacy import Adversary, gaussian_epsilon
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import resolved
 from fedrp.storage.ledger import Caps, begin, budgets, read_caps, read_ledger, rebuild
 from fedrp.storage.site import SiteFolder, Terms
 from fedrp.testing.local import local_run

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedrp import RunConfig, Task, simulate
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.subspace import fingerprint, step_size
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
@@ -15,7 +16,6 @@ from fedrp.learning.models import MODELS, layout_of, load_vector, secret_initial
 from fedrp.learning.task import named_task, split_among_clients
 from fedrp.projection import kernels
 from fedrp.projection.families import FAMILIES, make_projection, norm_bound
-from fedrp.simulation.simulate import resolved
 from helpers import CLASSES, FEATURES, Federation, TinyNet, blobs, client_batches, round_keys, tiny_config, tiny_task
 
 PARAMETERS = layout_of(TinyNet()).size

@@ -243,5 +243,5 @@ def test_a_rehearsal_leaves_the_global_generator_alone() -> None:
 def test_a_rehearsal_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     config, task = tiny_config("fedrp-subspace"), Task(DropoutNet, (X, Y), (X, Y))
     first = simulate(config, task)
-    monkeypatch.setattr(sys.modules["fedrp.simulate"], "rehearse", lambda *_: 1.0)
+    monkeypatch.setattr(sys.modules["fedrp.simulation.simulate"], "rehearse", lambda *_: 1.0)
     assert np.array_equal(simulate(config, task).model, first.model)

@@ -203,7 +203,7 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
 def settled(value: Value | None) -> Value:
     """A setting whose default has been chosen, as it is in every resolved config."""
     if value is None:
-        raise ConfigError("a setting has no value yet: resolve the config first (fedrp.simulation.simulate.resolved)")
+        raise ConfigError("a setting has no value yet: resolve the config first (fedrp.algorithms.resolve.resolved)")
     return value
 
 

@@ -7,7 +7,7 @@ from fedrp.config import RunConfig
 from fedrp.learning.models import InputShape
 from fedrp.learning.task import Task
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import simulated_identity
+from fedrp.simulation.identities import simulated_identity
 from fedrp.simulation.simulate import simulate
 from fedrp.types import Packets
 

@@ -21,7 +21,9 @@ import torch
 from torch import nn
 
 from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
+from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
 from fedrp.config import RunConfig, require, require_choice, settled
 from fedrp.crypto.roster import Roster
@@ -35,11 +37,11 @@ from fedrp.privacy.ledger import statements
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo, Site, Workbench, hello, respond
+from fedrp.protocol.client import Silo, Site, Workbench
+from fedrp.protocol.rounds import NoStore, begin, hellos_matter, rounds
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import simulated_roster, simulated_site
-from fedrp.simulation.simulate import resolved
+from fedrp.simulation.identities import simulated_roster, simulated_site
 from fedrp.types import Vector
 
 CANARY, CURIOUS = 0, 1  # the client whose data changes, and one that looks
@@ -223,26 +225,21 @@ class Mechanism:
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
         config, bench = self.config, self._bench(inside, seed)
-        sites = [_site(seed, client) for client in range(config.clients)]
-        silos = [Silo(client) for client in range(config.clients)]
         size = bench.algorithm.server.upload_size(config, self.parameters)
         server = server_side.new_coordinator(config, _RUN, size)
-        if bench.algorithm.server.round_keys or config.secure_aggregation:
-            hellos = {client: hello(bench, client, site) for client, site in enumerate(sites)}
-            server = server_side.welcome(server, server_side.read(server, hellos))
-            silos, replies = _delivered(bench, silos, sites, server_side.request_key(server, 0))
-            server = server_side.take_keys(server, server_side.read(server, replies))
+        sites = [_site(seed, client) for client in range(config.clients)]
+        silos = [Silo(client) for client in range(config.clients)]
+        carrier, store = BenchCarrier(config.clients, 1, bench, sites, silos, hellos_matter(server)), NoStore()
         # With the same secrets, what is under the masks is what would be sent without them.
         bare = dataclasses.replace(config, secure_aggregation=False)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
-        for round_ in range(1, config.rounds + 1):
-            server, packets = server_side.open_round(server, np.zeros(config.clients))
-            silos, replies = _delivered(bench, silos, sites, packets)
-            server, _ = server_side.close_round(server, server_side.read(server, replies))
+        server = begin(server, carrier, store, config.clients)
+        for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
             if not config.secure_aggregation:
+                replies = closed.answers.replies
                 run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
-            news = server_side.finish(server, (CANARY,))[CANARY]
-            run.aggregates.append(_payload(news, Kind.AGGREGATE, size, round_))
+            news = server_side.finish(closed.server, (CANARY,))[CANARY]
+            run.aggregates.append(_payload(news, Kind.AGGREGATE, size, closed.server.round))
         return run
 
     def _bench(self, inside: bool, seed: int) -> Workbench:
@@ -275,15 +272,6 @@ def _roster(seed: int, clients: int) -> Roster:
 
 def _site(seed: int, client: int) -> Site:
     return simulated_site(RunSeed(seed), client, _NOBODY)
-
-
-def _delivered(
-    bench: Workbench, silos: list[Silo], sites: list[Site], packets: dict[int, bytes]
-) -> tuple[list[Silo], dict[int, bytes]]:
-    asked = sorted(packets)
-    answers = respond(bench, [silos[c] for c in asked], [sites[c] for c in asked], [packets[c] for c in asked])
-    moved = dict(zip(asked, answers, strict=True))
-    return [moved[c][0] if c in moved else silo for c, silo in enumerate(silos)], {c: moved[c][1] for c in asked}
 
 
 def _payload(packet: bytes, kind: Kind, size: int, round_: int | None = None) -> Vector:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedrp.algorithms.resolve import with_learning_rate
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
 from fedrp.learning.models import ModelFactory, public_initial
@@ -21,7 +22,6 @@ from fedrp.learning.task import Task, split_among_clients
 from fedrp.learning.training import Examples, LocalSGD, Loss, Stack, make_trainer
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed
-from fedrp.simulation.simulate import with_learning_rate
 from fedrp.types import Vector
 
 CHANGES = ("replace", "remove")

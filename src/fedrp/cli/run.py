@@ -127,8 +127,8 @@ def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
 
 def _require_all_valid(configs: list[RunConfig], task: Any) -> None:
     """Find a mistake in the last algorithm before the first has run."""
+    from fedrp.algorithms.resolve import resolved
     from fedrp.learning.models import built, layout_of
-    from fedrp.simulation.simulate import resolved
 
     parameters = layout_of(built(task.model)).size
     for config in configs:

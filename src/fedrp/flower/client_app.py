@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.resolve import resolved
 from fedrp.config import Speed
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
@@ -35,7 +36,6 @@ from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.protocol import wire
 from fedrp.protocol.client import Silo, Site, Workbench, finished, hello, make_workbench, respond, weight_of
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import resolved
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
 from fedrp.storage.status import append_line

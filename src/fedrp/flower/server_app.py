@@ -8,13 +8,13 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
 from fedrp.learning.models import ModelFactory, built, layout_of
 from fedrp.protocol.server import new_coordinator
-from fedrp.simulation.simulate import resolved
 from fedrp.storage.server import ServerFolder
 
 _LOG = logging.getLogger("flwr")  # what Flower shows with `flwr run --stream`

@@ -1,21 +1,14 @@
 """Where simulated clients live: in this process, or spread over worker processes.
 
-A `ClientHost` keeps the state of its clients and answers packets with packets. A `Worker` is a `ClientHost` in another
-process behind a pipe, which carries packets, scores and file names, never a client's state.
+A `ClientHost` keeps the state of its clients and answers packets with packets. `Hosts` are all of them, one here or
+several in processes of their own, to whom pass packets, scores and file names, never a client's state.
 """
 
 import functools
-import hashlib
 import itertools
 import json
-import pickle
 import resource
-import signal
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,59 +22,22 @@ from safetensors.torch import save as packed
 
 from fedrp.algorithms.client_side import ClientState
 from fedrp.config import RunConfig, Speed
-from fedrp.crypto.roster import Member, Roster
-from fedrp.crypto.sealing import Identity, MaskKey
-from fedrp.crypto.secret import SecretKey
-from fedrp.errors import ConfigError, DataError, FedRPError
+from fedrp.crypto.roster import Roster
+from fedrp.errors import DataError
 from fedrp.files import sha256_of, writing
 from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.models import ModelFactory, State
 from fedrp.learning.training import Examples, Loss
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
-from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
+from fedrp.protocol.client import Silo, finished, hello, make_workbench, respond
 from fedrp.rng import RunSeed
+from fedrp.simulation.identities import simulated_site
+from fedrp.simulation.processes import Worker
 from fedrp.types import Packets, Vector
 
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
 _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
-
-
-@dataclass(frozen=True)
-class SimulatedEntropy:
-    """Secrets of a simulated client, derived from the public run seed so that a simulation repeats exactly.
-
-    They hide nothing from anyone who knows the seed. A deployment takes `crypto.sealing.SiteEntropy` and no other.
-    """
-
-    seed: RunSeed
-    client: int
-
-    def secret(self, purpose: str, *indices: int) -> SecretKey:
-        """The same 32 bytes for the same seed, client and name."""
-        name = "|".join(["fedrp-simulation", str(self.seed.value), str(self.client), purpose, *map(str, indices)])
-        return SecretKey(hashlib.sha256(name.encode()).digest())
-
-    def noise(self, run: bytes, round_: int, packet: bytes) -> SecretKey:  # noqa: ARG002 - sealed keys differ each time
-        """The noise of a round, whatever was sent: packets hold envelopes, which no two runs have alike."""
-        return self.secret("noise", round_)
-
-
-def simulated_identity(seed: RunSeed, client: int) -> Identity:
-    """The identity of a simulated client."""
-    return Identity(SimulatedEntropy(seed, client).secret("identity"), f"client-{client}")
-
-
-def simulated_site(seed: RunSeed, client: int, data: Examples) -> Site:
-    """The premises of a simulated client."""
-    entropy = SimulatedEntropy(seed, client)
-    return Site(simulated_identity(seed, client), entropy, data, MaskKey(entropy.secret("mask")))
-
-
-def simulated_roster(seed: RunSeed, clients: int) -> Roster:
-    """The roster of a simulation, which every client has from the start."""
-    identities = [simulated_identity(seed, client) for client in range(clients)]
-    return Roster(tuple(Member(identity.name, identity.public) for identity in identities))
 
 
 class HostSetup(NamedTuple):
@@ -233,79 +189,16 @@ def _metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata())
 
 
-class Worker:
-    """A `ClientHost` in a process of its own. Calls are sent with `send` and answered by `receive`."""
-
-    def __init__(self, setup: HostSetup) -> None:
-        context = torch.multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, setup), daemon=True)
-        resource_tracker.ensure_running()  # starting it later would undo the next line
-        # Ctrl-C reaches all processes of a terminal; it is for the main one, which then ends the others.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        except (AttributeError, pickle.PicklingError, TypeError) as error:
-            raise ConfigError(
-                f"the task cannot be sent to worker processes ({error}): "
-                "define model, loss and data at the top level of a module, or use workers=1"
-            ) from None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        other.close()
-
-    def send(self, method: str, *arguments: object) -> None:
-        """Ask for a method of the host."""
-        try:
-            self._pipe.send((method, arguments))
-        except (BrokenPipeError, ConnectionResetError):
-            raise FedRPError("a worker process ended unexpectedly (out of memory?)") from None
-
-    def receive(self) -> Any:
-        """The answer to the oldest call that is not yet answered."""
-        try:
-            good, value = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            raise FedRPError("a worker process ended unexpectedly (out of memory?)") from None
-        if not good:
-            raise value
-        return value
-
-    def stop(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join(timeout=1)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
-
-
-def _serve(pipe: Connection, setup: HostSetup) -> None:
-    """Answer calls until the other end goes away."""
-    set_threads(setup.speed)
-    host: ClientHost | None = None
-    while True:
-        try:
-            method, arguments = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        try:
-            host = host or ClientHost(setup)
-            answer: tuple[bool, object] = (True, getattr(host, method)(*arguments))
-        except FedRPError as error:
-            answer = (False, error)
-        except Exception as error:  # whatever it is, the main process must hear of it
-            answer = (False, RuntimeError(f"{type(error).__name__} in a worker process\n{traceback.format_exc()}"))
-        try:
-            pipe.send(answer)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-
 def set_threads(speed: Speed) -> None:
     """Let this process compute with as many threads as configured."""
     torch.set_num_threads(speed.threads)
     kernels.set_threads(speed.threads)
+
+
+def hosted(setup: HostSetup) -> ClientHost:
+    """A host that has its process for itself."""
+    set_threads(setup.speed)
+    return ClientHost(setup)
 
 
 # (sent to clients, their replies) of one exchange, as it happens. What it changes in the replies, the server gets.
@@ -329,7 +222,7 @@ class Hosts:
         self._workers: list[Worker] = []
         try:
             for share in shares if count > 1 else ():
-                self._workers.append(Worker(share))
+                self._workers.append(Worker(functools.partial(hosted, share)))
         except BaseException:  # also Ctrl-C: those that have started must not stay
             self.stop()
             raise

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import torch
 
-from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
-from fedrp.algorithms.table import ALGORITHMS, require_used
+from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
-from fedrp.crypto.secure_aggregation import MIN_SUMMED
-from fedrp.errors import ConfigError, DivergenceError, ProtocolError, QuorumError
+from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
-from fedrp.learning.models import MODELS, Layout, built, layout_of
+from fedrp.learning.models import Layout, built, layout_of
 from fedrp.learning.preflight import rehearse
 from fedrp.learning.task import Task, examples, split_among_clients
 from fedrp.privacy.guarantee import Guarantee
@@ -32,9 +31,12 @@ from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.server import Coordinator, Reply
+from fedrp.protocol.rounds import ClosedRound, NoStore, begin, rounds
+from fedrp.protocol.server import Coordinator
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads, simulated_roster
+from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads
+from fedrp.simulation.carrier import HostCarrier
+from fedrp.simulation.identities import simulated_roster
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic
 from fedrp.simulation.runfolder import Fingerprint, RunFolder
 from fedrp.types import Packets
@@ -43,9 +45,7 @@ _log = logging.getLogger(__name__)
 
 OnRound = Callable[[RoundRecord], None]
 
-_DEFAULT_LR = 0.1  # for models that are not in the table
 _DIVERGED = 100.0  # times the loss of an untrained model (plus 1)
-_ATTEMPTS = 5  # at a round that misses its quorum
 
 
 def simulate(
@@ -76,18 +76,17 @@ def simulate(
     server = server_side.new_coordinator(setup.config, setup.run, upload_size)
     privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
-    traffic = Traffic()
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
     with _opened(out, setup, layout, resume) as folder, _computing(setup, tap) as hosts:
         if folder and folder.checkpoint():
             server, records, earlier = folder.load(server, hosts)
             seconds = earlier
-        else:
-            server, traffic = _set_up(server, hosts)
-        while server.round < setup.config.rounds:
-            server, record = _round(server, hosts, traffic)
+        carrier, store = HostCarrier.of(server, hosts), NoStore()  # server and clients are saved together, below
+        server = begin(server, carrier, store, setup.config.clients)
+        for closed in rounds(server, carrier, store, seeded_coins):
+            server = closed.server
+            record = _measured(closed, hosts, carrier.take_traffic())
             _look_for_divergence(setup.config, record, untrained)
-            traffic = Traffic()  # the set-up's is counted with the first round
             records.append(record)
             seconds = earlier + time.monotonic() - began
             if folder:
@@ -98,66 +97,6 @@ def simulate(
         if folder:
             folder.finish(result)
     return result
-
-
-def resolved(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
-    config = with_learning_rate(config)
-    if config.trimmed_share:
-        _require_trimmable(config)
-    if config.secure_aggregation:
-        _require_summable(config)
-    return ALGORITHMS[config.algorithm].resolve(config, parameters)
-
-
-def with_learning_rate(config: RunConfig) -> RunConfig:
-    """The config with the learning rate of its model and algorithm, if none is given; refuses settings not used."""
-    require_used(config)
-    if config.lr is not None:
-        return config
-    lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-    return dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
-
-
-def _require_summable(config: RunConfig) -> None:
-    count = config.clients if config.sampling == "poisson" else config.expected_participants
-    if count < MIN_SUMMED:
-        raise ConfigError(
-            f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
-            "each finds the other's vector in the average"
-        )
-    if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
-        raise ConfigError(
-            f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
-            "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
-        )
-
-
-def _require_trimmable(config: RunConfig) -> None:
-    """Refuse a median or trimmed mean where the server lacks the numbers for it, or a promise rests on sums."""
-    given = f"aggregation={config.aggregation}"
-    if config.secure_aggregation:
-        raise ConfigError(
-            f"{given} needs the single uploads, which secure aggregation hides from the server: leave it out, or use "
-            "--no-secure-aggregation (secure-aggregation = false in a Flower run config, where masks are the default)"
-        )
-    if config.private:
-        raise ConfigError(
-            f"{given} does not go with noise, which is calibrated to how far one client moves a sum: leave out one "
-            "of them"
-        )
-    if config.weighting != "uniform":
-        raise ConfigError(
-            f"{given} counts every client once, as each states its own number of examples: leave it out, "
-            "or use --weighting uniform"
-        )
-    count = config.clients if config.sampling == "poisson" else config.expected_participants
-    least = least_uploads(config.trimmed_share)
-    if count < least:
-        raise ConfigError(
-            f"{given} cuts nothing off {count} uploads a round, {least} are needed: use a larger fraction or more "
-            "clients, or leave it out"
-        )
 
 
 def require_device(name: str) -> None:
@@ -203,52 +142,22 @@ def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
         yield hosts
 
 
-def _set_up(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
-    """Have the clients say hello, where something depends on it, and deal the first round keys."""
-    config = server.config
-    if not (server.algorithm.round_keys or config.secure_aggregation or config.weighting == "samples"):
-        return server, Traffic()
-    hellos = hosts.hello()
-    server, keys = _keys(server_side.welcome(server, server_side.read(server, hellos)), hosts)
-    return server, Traffic.of({}, hellos).plus(keys)
-
-
-def _round(server: Coordinator, hosts: Hosts, traffic: Traffic) -> tuple[Coordinator, RoundRecord]:
-    began = time.monotonic()
-    received: dict[int, Reply] = {}
-    for attempt in range(_ATTEMPTS):
-        server, packets = server_side.open_round(server, seeded_coins(server))
-        asked = len(packets)
-        waiting = server_side.outstanding(server, received)
-        sent, lost = _dropouts(server, attempt, {c: packet for c, packet in packets.items() if c in waiting})
-        replies = {client: reply for client, reply in hosts.exchange(sent).items() if client not in lost}
-        received |= server_side.read(server, replies)
-        traffic = traffic.plus(Traffic.of(sent, replies))
-        try:
-            server, requests = server_side.recover(server, received)
-            corrections = hosts.exchange(requests) if requests else {}
-            traffic = traffic.plus(Traffic.of(requests, corrections))
-            server, report = server_side.close_round(server, received, server_side.read(server, corrections))
-            break
-        except QuorumError as error:
-            if attempt == _ATTEMPTS - 1:
-                raise QuorumError(f"{error}; asked {_ATTEMPTS} times: lower --dropout or --quorum") from None
+def _measured(closed: ClosedRound, hosts: Hosts, traffic: Traffic) -> RoundRecord:
+    """What is recorded of a round, with the scores of its models."""
+    server, report = closed.server, closed.report
     if report.void:
         _log.warning("round %d was given up: %s", server.round, report.void)
-    server, extra = _keys(server, hosts)
-    trained = time.monotonic()
-    evaluation = evaluate(server, hosts, all_clients=server.round == server.config.rounds)
-    record = RoundRecord(
+    began = time.monotonic()
+    return RoundRecord(
         round=server.round,
         participants=len(report.participants),
-        evaluation=evaluation,
-        dropped=asked - len(report.participants),
-        traffic=traffic.plus(extra),
-        seconds=trained - began,
-        evaluation_seconds=time.monotonic() - trained,
+        evaluation=evaluate(server, hosts, all_clients=server.round == server.config.rounds),
+        dropped=closed.cohort - len(report.participants),
+        traffic=traffic,
+        seconds=closed.seconds,
+        evaluation_seconds=time.monotonic() - began,
         consensus_bound=report.consensus_bound,
     )
-    return server, record
 
 
 def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: float) -> None:
@@ -274,29 +183,6 @@ def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: floa
 def seeded_coins(server: Coordinator) -> server_side.Coins:
     """What chooses participants; here it must be the same in every run with this seed."""
     return RunSeed(server.config.seed).generator("participants", server.round + 1).random(server.config.clients)
-
-
-def _dropouts(server: Coordinator, attempt: int, packets: Packets) -> tuple[Packets, set[int]]:
-    """The packets that arrive, and the clients whose reply is lost: half drop out before they train, half after."""
-    rng = RunSeed(server.config.seed).generator("dropout", server.round + 1, attempt)
-    draws = dict(zip(packets, rng.random(len(packets)), strict=True))
-    never = {client for client in packets if draws[client] < server.config.dropout / 2}
-    late = {client for client in packets if draws[client] < server.config.dropout} - never
-    return {client: packet for client, packet in packets.items() if client not in never}, late
-
-
-def _keys(server: Coordinator, hosts: Hosts) -> tuple[Coordinator, Traffic]:
-    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out."""
-    traffic = Traffic()
-    for attempt in range(server.config.clients):
-        packets = server_side.request_key(server, attempt)
-        if not packets:
-            break
-        with contextlib.suppress(ProtocolError):  # it deals no more, or nothing of use: the next one is asked
-            replies = hosts.exchange(packets)
-            traffic = traffic.plus(Traffic.of(packets, replies))
-            server = server_side.take_keys(server, server_side.read(server, replies))
-    return server, traffic
 
 
 def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation:

@@ -4,7 +4,7 @@ import time
 
 from fedrp.flower.client_app import make_client_app
 from fedrp.flower.task import ClientContext
-from fedrp.simulation.backend import SimulatedEntropy
+from fedrp.simulation.identities import SimulatedEntropy
 from flower_helpers import simulated, tiny_load
 
 

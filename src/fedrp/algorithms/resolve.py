@@ -1,0 +1,72 @@
+"""Resolved settings: every default that an algorithm uses filled in, every setting that it cannot use refused."""
+
+import dataclasses
+
+from fedrp.algorithms.cohort import least_uploads
+from fedrp.algorithms.table import ALGORITHMS, require_used
+from fedrp.config import RunConfig
+from fedrp.crypto.secure_aggregation import MIN_SUMMED
+from fedrp.errors import ConfigError
+from fedrp.learning.models import MODELS
+
+_DEFAULT_LR = 0.1  # for models that are not in the table
+
+
+def resolved(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
+    config = with_learning_rate(config)
+    if config.trimmed_share:
+        _require_trimmable(config)
+    if config.secure_aggregation:
+        _require_summable(config)
+    return ALGORITHMS[config.algorithm].resolve(config, parameters)
+
+
+def with_learning_rate(config: RunConfig) -> RunConfig:
+    """The config with the learning rate of its model and algorithm, if none is given; refuses settings not used."""
+    require_used(config)
+    if config.lr is not None:
+        return config
+    lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
+    return dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
+
+
+def _require_summable(config: RunConfig) -> None:
+    count = config.clients if config.sampling == "poisson" else config.expected_participants
+    if count < MIN_SUMMED:
+        raise ConfigError(
+            f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
+            "each finds the other's vector in the average"
+        )
+    if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
+        raise ConfigError(
+            f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
+            "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
+        )
+
+
+def _require_trimmable(config: RunConfig) -> None:
+    """Refuse a median or trimmed mean where the server lacks the numbers for it, or a promise rests on sums."""
+    given = f"aggregation={config.aggregation}"
+    if config.secure_aggregation:
+        raise ConfigError(
+            f"{given} needs the single uploads, which secure aggregation hides from the server: leave it out, or use "
+            "--no-secure-aggregation (secure-aggregation = false in a Flower run config, where masks are the default)"
+        )
+    if config.private:
+        raise ConfigError(
+            f"{given} does not go with noise, which is calibrated to how far one client moves a sum: leave out one "
+            "of them"
+        )
+    if config.weighting != "uniform":
+        raise ConfigError(
+            f"{given} counts every client once, as each states its own number of examples: leave it out, "
+            "or use --weighting uniform"
+        )
+    count = config.clients if config.sampling == "poisson" else config.expected_participants
+    least = least_uploads(config.trimmed_share)
+    if count < least:
+        raise ConfigError(
+            f"{given} cuts nothing off {count} uploads a round, {least} are needed: use a larger fraction or more "
+            "clients, or leave it out"
+        )

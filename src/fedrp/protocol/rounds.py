@@ -1,0 +1,264 @@
+"""The round loop: open, exchange, recover, close, deal the next key. The only place that knows this order.
+
+A `Carrier` brings packets to clients and a `Store` keeps the server's state before anything leaves that depends on it.
+Whoever runs a federation gives the loop its own of both: the simulator, Flower's driver, the audit.
+"""
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from fedrp.algorithms import cohort
+from fedrp.crypto.sizes import DIGEST_BYTES
+from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
+from fedrp.protocol import server as server_side
+from fedrp.protocol.server import Coins, Coordinator, Reply, RoundReport
+from fedrp.types import Packets
+
+_log = logging.getLogger(__name__)
+
+Toss = Callable[[Coordinator], Coins]  # the coins that choose the cohort of the next round
+
+
+class Step(Enum):
+    """What an exchange is for."""
+
+    TRAIN = "train"
+    RECOVER = "recover"
+    DEAL = "deal"
+
+
+class Exchange(NamedTuple):
+    """Which exchange this is, for carriers that lose packets on purpose or do not wait for everyone."""
+
+    step: Step
+    round: int
+    attempt: int  # from 1
+    needed: int  # replies, without which the exchange is of no use
+
+
+class Answers(NamedTuple):
+    """What came back of an exchange."""
+
+    replies: Packets
+    refused: Mapping[int, str] = {}  # client -> code
+    absent: frozenset[int] = frozenset()  # clients that were not reached in time
+
+
+class Missed(NamedTuple):
+    """An attempt at a round that had too few uploads."""
+
+    round: int
+    attempt: int
+    asked: frozenset[int]
+    answers: Answers
+    error: QuorumError
+
+
+class Carrier(Protocol):
+    """Knows which clients are there, and brings packets to them and their replies back."""
+
+    @property
+    def attempts(self) -> int:
+        """How often a round is tried, and how often each client is asked for a key."""
+
+    def gather(self, needed: int) -> None:
+        """Wait until `needed` clients are there.
+
+        Raises:
+            QuorumError: they did not come in time.
+        """
+
+    def present(self) -> frozenset[int]:
+        """Clients that are there now."""
+
+    def hellos(self) -> Packets:
+        """The hellos that have come since the last call."""
+
+    def dismiss(self, client: int, why: FedRPError) -> None:
+        """A client said hello, and cannot take part as it is."""
+
+    def exchange(self, packets: Packets, exchange: Exchange) -> Answers:
+        """Bring packets to clients, and their replies back, as far as they come in time."""
+
+    def missed(self, missed: Missed) -> None:
+        """An attempt at a round had too few uploads: tell, and wait before the next one if there is one.
+
+        Raises:
+            QuorumError: it was the last.
+        """
+
+    def say(self, text: str) -> None:
+        """Tell whoever watches the run."""
+
+
+class Store(Protocol):
+    """Keeps the server's state. What must not be forgotten is saved before anything leaves that depends on it."""
+
+    def save(self, server: Coordinator) -> None:
+        """Keep this state in place of the one before."""
+
+    def log(self, event: str, details: Mapping[str, object]) -> None:
+        """Note what happened."""
+
+
+class NoStore:
+    """A store that keeps nothing: for runs whose parties end together, or are saved together after each round."""
+
+    def save(self, server: Coordinator) -> None:
+        """Keep nothing."""
+
+    def log(self, event: str, details: Mapping[str, object]) -> None:
+        """Note nothing."""
+
+
+@dataclass
+class NearCarrier:
+    """What is common to carriers whose clients are all on this machine, and always there."""
+
+    clients: int
+    attempts: int
+
+    def gather(self, needed: int) -> None:
+        """Nobody has to be waited for."""
+
+    def present(self) -> frozenset[int]:
+        """Everyone."""
+        return frozenset(range(self.clients))
+
+    def dismiss(self, client: int, why: FedRPError) -> None:  # noqa: ARG002 - the error names the client
+        """Stop: nobody else will come in its place."""
+        raise why
+
+    def missed(self, missed: Missed) -> None:
+        """Try again at once."""
+        if missed.attempt == self.attempts:
+            raise missed.error
+
+    def say(self, text: str) -> None:
+        """Log it."""
+        _log.info("%s", text)
+
+
+class ClosedRound(NamedTuple):
+    """A round that is over, and what it took."""
+
+    server: Coordinator
+    report: RoundReport
+    cohort: int  # number of clients that were asked
+    answers: Answers  # of the last attempt
+    seconds: float
+
+
+def hellos_matter(server: Coordinator) -> bool:
+    """Whether anything depends on the clients' hellos: round keys, masks or weights."""
+    config = server.config
+    return server.algorithm.round_keys or config.secure_aggregation or config.weighting == "samples"
+
+
+def begin(server: Coordinator, carrier: Carrier, store: Store, needed: int) -> Coordinator:
+    """The server once `needed` clients have said hello and the keys of the next round are there."""
+    if server.round == server.config.rounds:
+        return server
+    return _with_keys(_assembled(server, carrier, needed), carrier, store)
+
+
+def rounds(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> Iterator[ClosedRound]:
+    """The rounds that are left, one after the other, for a server that `begin` returned.
+
+    Raises:
+        QuorumError: too few clients for too long. What was saved can be gone on with.
+    """
+    while server.round < server.config.rounds:
+        closed = _round(server, carrier, store, toss)
+        server = closed.server
+        yield closed
+
+
+def _round(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> ClosedRound:
+    began, round_ = time.monotonic(), server.round + 1
+    replies: dict[int, Reply] = {}
+    for attempt in itertools.count(1):
+        server = _welcomed(server, carrier)
+        opened, packets = server_side.open_round(server, toss(server))
+        if opened.participants != server.participants and server.config.participation < 1:
+            store.save(opened)  # who was chosen stays chosen, also after a crash
+        server = opened
+        waiting = server_side.outstanding(server, replies)
+        asked = {client: packet for client, packet in packets.items() if client in waiting}
+        needed = _needed(server)
+        lacking = needed - len(packets) + len(asked)
+        answers = carrier.exchange(asked, Exchange(Step.TRAIN, round_, attempt, lacking))
+        replies |= server_side.read(server, answers.replies)
+        try:
+            server, requests = server_side.recover(server, replies)
+            corrections: Packets = {}
+            if requests:  # clients help to leave out one set of the others only: it must not be forgotten
+                store.save(server)
+                corrections = carrier.exchange(requests, Exchange(Step.RECOVER, round_, attempt, len(requests))).replies
+            server, report = server_side.close_round(server, replies, server_side.read(server, corrections))
+            break
+        except QuorumError as error:
+            store.log("round failed", {"round": round_, "attempt": attempt, "why": str(error)})
+            carrier.missed(Missed(round_, attempt, frozenset(asked), answers, error))
+            server = _assembled(server, carrier, needed)
+    store.save(server)
+    server = _with_keys(server, carrier, store)
+    return ClosedRound(server, report, len(packets), answers, time.monotonic() - began)
+
+
+def _needed(server: Coordinator) -> int:
+    """Uploads without which the open round is none; once a recovery has begun, all but those left out."""
+    participants = len(server.participants)
+    return participants - len(server.left_out) if server.left_out else cohort.needed(server.config, participants)
+
+
+def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinator:
+    """The server once enough clients are there who agree on who takes part."""
+    while True:
+        carrier.gather(needed)
+        server = _welcomed(server, carrier)
+        if len(carrier.present()) >= needed:
+            return server
+
+
+def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
+    """The server with the clients that have said hello since. The most frequent roster is the run's."""
+    read = server_side.read(server, carrier.hellos())
+    rosters = {c: [m.payload.tobytes()[:DIGEST_BYTES] for m in reply.messages] for c, reply in read.items()}
+    counts = Counter(digest for digests in rosters.values() for digest in digests)
+    for client in sorted(read, key=lambda c: -sum(counts[digest] for digest in rosters[c])):
+        try:
+            server = server_side.welcome(server, {client: read[client]})
+        except (WireError, ProtocolError) as error:
+            carrier.dismiss(client, error)
+    return server
+
+
+def _with_keys(server: Coordinator, carrier: Carrier, store: Store) -> Coordinator:
+    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out.
+
+    They are kept before anyone is sent one: a client takes only one key for a round.
+    """
+    for attempt in range(carrier.attempts * server.config.clients):
+        packets = server_side.request_key(server, attempt)
+        if not packets:
+            return server
+        carrier.gather(1)
+        if not set(packets) <= carrier.present():
+            continue
+        try:
+            answers = carrier.exchange(packets, Exchange(Step.DEAL, server.round, attempt + 1, 1))
+            server = server_side.take_keys(server, server_side.read(server, answers.replies))
+        except (WireError, ProtocolError) as error:
+            carrier.say(f"the key of round {server.round + 1} was refused: {error}")
+            continue
+        store.save(server)
+    if server_side.request_key(server, 0):
+        raise QuorumError(f"nobody dealt the key of round {server.round + 1}: run again with the same store")
+    return server

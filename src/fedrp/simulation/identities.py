@@ -1,0 +1,48 @@
+"""Who simulated clients are: secrets, identities and rosters that follow from the public run seed."""
+
+import hashlib
+from dataclasses import dataclass
+
+from fedrp.crypto.roster import Member, Roster
+from fedrp.crypto.sealing import Identity, MaskKey
+from fedrp.crypto.secret import SecretKey
+from fedrp.learning.training import Examples
+from fedrp.protocol.client import Site
+from fedrp.rng import RunSeed
+
+
+@dataclass(frozen=True)
+class SimulatedEntropy:
+    """Secrets of a simulated client, derived from the public run seed so that a simulation repeats exactly.
+
+    They hide nothing from anyone who knows the seed. A deployment takes `crypto.sealing.SiteEntropy` and no other.
+    """
+
+    seed: RunSeed
+    client: int
+
+    def secret(self, purpose: str, *indices: int) -> SecretKey:
+        """The same 32 bytes for the same seed, client and name."""
+        name = "|".join(["fedrp-simulation", str(self.seed.value), str(self.client), purpose, *map(str, indices)])
+        return SecretKey(hashlib.sha256(name.encode()).digest())
+
+    def noise(self, run: bytes, round_: int, packet: bytes) -> SecretKey:  # noqa: ARG002 - sealed keys differ each time
+        """The noise of a round, whatever was sent: packets hold envelopes, which no two runs have alike."""
+        return self.secret("noise", round_)
+
+
+def simulated_identity(seed: RunSeed, client: int) -> Identity:
+    """The identity of a simulated client."""
+    return Identity(SimulatedEntropy(seed, client).secret("identity"), f"client-{client}")
+
+
+def simulated_site(seed: RunSeed, client: int, data: Examples) -> Site:
+    """The premises of a simulated client."""
+    entropy = SimulatedEntropy(seed, client)
+    return Site(simulated_identity(seed, client), entropy, data, MaskKey(entropy.secret("mask")))
+
+
+def simulated_roster(seed: RunSeed, clients: int) -> Roster:
+    """The roster of a simulation, which every client has from the start."""
+    identities = [simulated_identity(seed, client) for client in range(clients)]
+    return Roster(tuple(Member(identity.name, identity.public) for identity in identities))
