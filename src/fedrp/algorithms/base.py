@@ -11,6 +11,7 @@ from fedrp.privacy.events import Release
 
 # Settings of every algorithm in which clients send something.
 EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", "secure_aggregation", "secure_range"})
+AVERAGING_SETTINGS = EXCHANGE_SETTINGS | {"server_momentum"}
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ import numpy as np
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.fedavg import averages_released
-from fedrp.algorithms.projected import resolve_projection
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
+from fedrp.algorithms.shared import averages_released, resolve_projection
 from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.learning.training import Objective, Rows, Stack
