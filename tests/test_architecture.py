@@ -3,6 +3,7 @@
 import ast
 import importlib
 import pkgutil
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -73,6 +74,15 @@ def test_simulation_and_flower_never_touch() -> None:
 def test_the_page_shows_the_rooms_as_they_are() -> None:
     page = rooms.PAGE.read_text()
     assert page == rooms.with_picture(page, GRAPH), "run: python scripts/rooms.py"
+
+
+def test_every_module_that_the_pages_name_exists() -> None:
+    """Files of rooms in code marks, such as `protocol/rounds.py`."""
+    for name in ("docs/architecture.md", "CONTRIBUTING.md"):
+        pattern = rf"`(?:src/fedrp/)?((?:{'|'.join(rooms.ROOMS)})/[a-z_]*(?:\.py)?)`"
+        named = re.findall(pattern, (ROOT / name).read_text())
+        assert named, name
+        assert not [path for path in named if not (SOURCE / path).exists()], name
 
 
 # --- what the server can reach ---------------------------------------------------------------------------------------
