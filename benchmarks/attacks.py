@@ -1,10 +1,10 @@
 """Every attack of docs/attacks.md: run it, keep it, draw it, render its tables.
 
-    python benchmarks/attacks.py run                run what neither attacks.json nor runs/attacks/ has yet
+    python benchmarks/attacks.py run                run what neither attacks.jsonl nor runs/attacks/ has yet
     python benchmarks/attacks.py run NAME ...       run these again ("all": everything, about half an hour)
-    python benchmarks/attacks.py render             write benchmarks/results/attacks.json, the figures and the tables
+    python benchmarks/attacks.py render             keep what was run, write figures and tables
 
-What was run is kept in runs/attacks/ with its pictures. `render` puts it into benchmarks/results/attacks.json, each
+What was run is kept in runs/attacks/ with its pictures. `render` puts it into benchmarks/results/attacks.jsonl, each
 result with its own origin, and takes the rest from there; pictures are not kept there, so the figure of them is drawn
 only where all that it shows was run.
 """
@@ -17,14 +17,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kept
 import numpy as np
 import torch
 from origin import origin_of
 
-from fedrp.attacks.experiment import Outcome, Scenario, attack_angles, attack_keys, attack_pictures
+from fedrp.attacks.experiment import attack_angles, attack_keys, attack_pictures
 from fedrp.attacks.figures import Strip, draw
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.membership import attack_membership
+from fedrp.attacks.outcome import Outcome, Scenario
 from fedrp.config import RunConfig
 from fedrp.learning.data import load_dataset
 from fedrp.learning.task import named_task
@@ -32,7 +34,8 @@ from fedrp.simulation.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "runs" / "attacks"
-KEPT = ROOT / "benchmarks" / "results" / "attacks.json"
+KEPT, TABLE = kept.FOLDER, "attacks"
+COMMAND = "python benchmarks/attacks.py run"
 PAGE = ROOT / "docs" / "attacks.md"
 FIGURES = ROOT / "docs" / "figures"
 BUDGETS = (10, 50, 100, 200, 500, 1000, 5000, 10000)
@@ -261,13 +264,17 @@ JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
 def run(names: Sequence[str]) -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    known = json.loads(KEPT.read_text())
-    lacking = [name for name in JOBS if name not in known and not path_of(name).exists()]
-    origin = origin_of("python benchmarks/attacks.py run")  # once: commits made from here on are not what is run
+    known = kept.read(TABLE, KEPT)
+    lacking = [name for name in JOBS if command_of(name) not in known and not path_of(name).exists()]
+    origin = origin_of(COMMAND)  # once: commits made from here on are not what is run
     for name in JOBS if "all" in names else names or lacking:
         print(name, flush=True)
-        own = {**origin, "command": f"{origin['command']} {name}"}
+        own = {**origin, "command": command_of(name)}
         path_of(name).write_text(json.dumps({"origin": own, **JOBS[name](name)}, indent=1))
+
+
+def command_of(name: str) -> str:
+    return f"{COMMAND} {name}"
 
 
 def path_of(name: str) -> Path:
@@ -277,14 +284,15 @@ def path_of(name: str) -> Path:
 # --- rendering -----------------------------------------------------------------------------------------------------
 
 
-def kept() -> dict[str, Any]:
-    """What was run here, and for the rest what was kept before."""
-    before = json.loads(KEPT.read_text())
-    results = before | {name: json.loads(path_of(name).read_text()) for name in JOBS if path_of(name).exists()}
-    missing = [name for name in JOBS if name not in results]
+def keep_all() -> dict[str, kept.Result]:
+    """Keep what was run here; the results of all jobs, for the rest as they were kept before."""
+    ran = {command_of(name): json.loads(path_of(name).read_text()) for name in JOBS if path_of(name).exists()}
+    missing = [name for name in JOBS if command_of(name) not in ran | kept.read(TABLE, KEPT)]
     if missing:
         raise SystemExit(f"not run yet: {', '.join(missing)}")
-    return {name: results[name] for name in ("origin", *JOBS)}  # the origin is of results that have none of their own
+    kept.keep(TABLE, ran, KEPT)
+    results = kept.read(TABLE, KEPT)
+    return {name: results[command_of(name)] for name in JOBS}
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -416,8 +424,7 @@ def draw_budgets(results: dict[str, Any]) -> None:
 
 
 def render() -> None:
-    results = kept()
-    KEPT.write_text(json.dumps(results, indent=1) + "\n")
+    results = keep_all()
     draw_pictures(results)
     draw_budgets(results)
     first = list(CASES).index("fedavg-batch-4")

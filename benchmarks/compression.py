@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--methods", default="topk,randomk,qsgd,qsgd:7,qsgd-sparse,sketch,fedavg", help="by commas")
     parser.add_argument("--workers", type=int, default=1, help="methods that run at the same time")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each; more may move the last digits")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write, a line of JSON")
     arguments = parser.parse_args()
     settings = {name: getattr(arguments, name) for name in SETTINGS}
     config = from_settings(RunConfig, {**settings, "algorithm": "fedavg"})
@@ -343,7 +343,7 @@ def main() -> None:
     with concurrent.futures.ProcessPoolExecutor(arguments.workers, multiprocessing.get_context("spawn")) as pool:
         methods = dict(zip(specs, pool.map(measured, specs), strict=True))
     result = {"origin": origin, **settings, "budget": arguments.budget, "header": HEADER_BYTES, "methods": methods}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")  # at the end: a file that is there is whole
+    arguments.out.write_text(json.dumps(result) + "\n")  # at the end: a file that is there is whole
 
 
 if __name__ == "__main__":

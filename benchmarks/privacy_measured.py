@@ -4,7 +4,7 @@
     python benchmarks/privacy_measured.py run audit          lower bounds on epsilon, mechanism by mechanism (minutes)
     python benchmarks/privacy_measured.py render             write the tables between the markers of docs/privacy.md
 
-What was measured is kept in benchmarks/results/privacy_*.json with the command, seed and commit that made it.
+What was measured is kept in benchmarks/results/privacy.jsonl with the command, seed and commit that made it.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kept
 import numpy as np
 import numpy.typing as npt
 from origin import origin_of
@@ -36,7 +37,8 @@ from fedrp.simulation.carrier import HostCarrier
 from fedrp.simulation.identities import simulated_roster
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "benchmarks" / "results"
+TABLE = "privacy"
+COMMAND = "python benchmarks/privacy_measured.py run"
 PAGE = ROOT / "docs" / "privacy.md"
 DELTA = 1e-5
 SENSITIVITY = 0.01  # given, not measured: what a record would have to be bounded to
@@ -118,9 +120,9 @@ def _views(algorithm: str, seen: Seen, rows: int) -> dict[str, float | None]:
     return lengths
 
 
-def joint_view_table(kept: dict[str, Any]) -> str:
-    printed = {line["round"]: line for line in kept["rounds"] if line["algorithm"] == "fedrp"}
-    subspace = {line["round"]: line for line in kept["rounds"] if line["algorithm"] == "fedrp-subspace"}
+def joint_view_table(result: dict[str, Any]) -> str:
+    printed = {line["round"]: line for line in result["rounds"] if line["algorithm"] == "fedrp"}
+    subspace = {line["round"]: line for line in result["rounds"] if line["algorithm"] == "fedrp-subspace"}
     header = ["round", "norm", "distance to span", "norm of sum", "eps alone", "eps joint", "eps sum"]
     lines = [[*header, "subspace: norm of theta", "distance"], ["---:"] * 9]
     for round_ in (r for r in SHOWN_ROUNDS if r in printed):
@@ -164,10 +166,10 @@ def audits() -> dict[str, Any]:
     return {"audits": lines}
 
 
-def audit_table(kept: dict[str, Any]) -> str:
+def audit_table(result: dict[str, Any]) -> str:
     header = ["`fedrp audit ...`", "against", "claimed", "measured, any", "measured, family", "verdict"]
     lines = [header, ["---", "---", "---:", "---:", "---:", "---"]]
-    for item in kept["audits"]:
+    for item in result["audits"]:
         numbers = [item[key] for key in ("claimed_epsilon", "lower_bound_any", "lower_bound_family")]
         shown = ["none" if number is None else f"{number:.2f}" for number in numbers]
         options = item["command"].removeprefix("fedrp audit ")
@@ -181,14 +183,14 @@ EXPERIMENTS = {"joint-view": (joint_view, joint_view_table), "audit": (audits, a
 # --- keeping -------------------------------------------------------------------------------------------------------
 
 
-def path_of(name: str) -> Path:
-    return KEPT / f"privacy_{name.replace('-', '_')}.json"
+def command_of(name: str) -> str:
+    return f"{COMMAND} {name}"
 
 
 def keep(name: str, origin: dict[str, str]) -> None:
-    own = {**origin, "command": f"{origin['command']} {name}", "seed": 0}
+    own = {**origin, "command": command_of(name), "seed": 0}
     measured, _ = EXPERIMENTS[name]
-    path_of(name).write_text(json.dumps({"origin": own, **_finite(measured())}, indent=1) + "\n")
+    kept.keep(TABLE, {command_of(name): {"origin": own, **_finite(measured())}})
 
 
 def _finite(value: Any) -> Any:
@@ -203,12 +205,11 @@ def _finite(value: Any) -> Any:
 def render() -> None:
     page = PAGE.read_text()
     for name, (_, table) in EXPERIMENTS.items():
-        if path_of(name).exists():
-            kept = json.loads(path_of(name).read_text())
+        if result := kept.find(command_of(name)):
             begin, end = f"<!-- measured {name}: begin -->", f"<!-- measured {name}: end -->"
             before, rest = page.split(begin)
-            origin = f"`{kept['origin']['command']}`, seed 0, commit {kept['origin']['commit']}."
-            page = f"{before}{begin}\n\n{table(kept)}\n\n{origin}\n\n{end}{rest.split(end)[1]}"
+            origin = f"`{result['origin']['command']}`, seed 0, commit {result['origin']['commit']}."
+            page = f"{before}{begin}\n\n{table(result)}\n\n{origin}\n\n{end}{rest.split(end)[1]}"
     PAGE.write_text(page)
 
 
@@ -219,7 +220,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.action == "render":
         render()
-    origin = origin_of("python benchmarks/privacy_measured.py run")  # once, for the code that is loaded now
+    origin = origin_of(COMMAND)  # once, for the code that is loaded now
     for name in arguments.names:
         keep(name, origin)
 

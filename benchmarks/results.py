@@ -5,8 +5,8 @@
     python benchmarks/results.py again NAME [NAME ...]   run all of an experiment anew, over what was kept
     python benchmarks/results.py render                  fill the tables of docs/results.md and draw the figures
 
-What is run is in experiments.py. A kept run is a JSON file in benchmarks/results/ with the command, seed, commit and
-date that made it. The data folder is FEDRP_DATA.
+What is run is in experiments.py. A kept run is a line of benchmarks/results/TABLE.jsonl (kept.py) with the command,
+seed, commit and date that made it. The data folder is FEDRP_DATA.
 """
 
 import argparse
@@ -22,27 +22,29 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import kept
 from experiments import BUDGETS, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
 from origin import origin_of
-from robust import RULES, STUDIES, lines_of
+from robust import RULES, STUDIES, about_of, lines_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "benchmarks" / "results"
+WORK = ROOT / "runs" / "results"
 PAGE = ROOT / "docs" / "results.md"
 FIGURES = ROOT / "docs" / "figures"
 TRAFFIC = ("bytes_up", "bytes_down")
-# Measurements with a script of their own: the command, and the file that it writes for each seed.
+# Measurements with a script of their own: the commands, each of which writes a file.
 COMPRESSION = (
     "python benchmarks/compression.py --dataset mnist --clients 100 --rounds 30 --budget 4000 --lr 0.2 "
     "--methods topk,randomk,qsgd-sparse,sketch --workers 2"
 )
+PART = " # "  # between a command and which of its runs a line is about
 OWN_SCRIPTS = {
-    "compression": {f"{COMPRESSION} --seed {seed}": f"compression_seed_{seed}.json" for seed in (0, 1, 2)},
-    "robust": {"python benchmarks/robust.py": "robust.jsonl"},
-    "rounds": {"python benchmarks/rounds.py --repeats 6": "rounds.json"},
+    "compression": [f"{COMPRESSION} --seed {seed}" for seed in (0, 1, 2)],
+    "robust": ["python benchmarks/robust.py"],
+    "rounds": ["python benchmarks/rounds.py --repeats 6"],
 }
 
 
@@ -59,14 +61,9 @@ class Run(NamedTuple):
         experiment = EXPERIMENTS[self.experiment]
         return f"{experiment.base} {experiment.runs[self.name]} --seed {self.seed}"
 
-    @property
-    def path(self) -> Path:
-        """Runs with the same options are the same run, whichever experiment asks for them."""
-        return KEPT / (re.sub(r"[^a-z0-9.]+", "_", self.options.replace("--", "").lower()).strip("_") + ".json")
-
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> kept.Result | None:
         """What was kept of it, if it was run."""
-        return json.loads(self.path.read_text()) if self.path.exists() else None
+        return kept.find(self.options)
 
 
 def runs_of(name: str) -> list[Run]:
@@ -74,7 +71,7 @@ def runs_of(name: str) -> list[Run]:
     return [Run(name, run, seed) for seed in experiment.seeds for run in experiment.runs]
 
 
-def kept_results(experiment: str, name: str) -> list[dict[str, Any]]:
+def kept_results(experiment: str, name: str) -> list[kept.Result]:
     """What was kept of the seeds of one run."""
     seeds = EXPERIMENTS[experiment].seeds
     return [result for seed in seeds if (result := Run(experiment, name, seed).result())]
@@ -83,7 +80,7 @@ def kept_results(experiment: str, name: str) -> list[dict[str, Any]]:
 def perform(run: Run) -> None:
     """Run it, or go on with it where it was stopped, and keep the result."""
     origin = origin_of(f"fedrp run {run.options}")
-    out = ROOT / "runs" / "results" / run.path.stem
+    out = WORK / kept.options_hash(run.options)
     command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
     if (out / "config.json").exists():  # else it was killed before it began
         command.append("--resume")
@@ -91,18 +88,17 @@ def perform(run: Run) -> None:
     if done.returncode:
         raise SystemExit(f"failed: {' '.join(command)}")
     result = json.loads(done.stdout)
-    kept = ("round", "accuracy", "accuracy_average", "seconds")
-    result["history"] = [{key: record[key] for key in kept} for record in result["history"]]
-    KEPT.mkdir(parents=True, exist_ok=True)
-    run.path.write_text(json.dumps({"origin": origin, **result}, indent=1) + "\n")
+    shown = ("round", "accuracy", "accuracy_average", "seconds")
+    result["history"] = [{key: record[key] for key in shown} for record in result["history"]]
+    kept.keep(run.experiment, {run.options: {"origin": origin, **result}})
     shutil.rmtree(out)  # so that it starts from nothing when it is asked for again
 
 
 def table(name: str) -> str:
     """A Markdown table of the kept runs of an experiment."""
     experiment = EXPERIMENTS[name]
-    kept = {run_name: kept_results(name, run_name) for run_name in experiment.runs}
-    everything = [result for results in kept.values() for result in results]
+    by_run = {run_name: kept_results(name, run_name) for run_name in experiment.runs}
+    everything = [result for results in by_run.values() for result in results]
     own_models = any(result["accuracy_client_min"] < result["accuracy_client_max"] for result in everything)
     columns = ["options", "seeds", "accuracy %"]
     columns += ["clients' mean (min..max) %", "average model %"] if own_models else []
@@ -113,7 +109,7 @@ def table(name: str) -> str:
         _row(columns),
         "|---" * len(columns) + "|",
     ]
-    for run_name, results in kept.items():
+    for run_name, results in by_run.items():
         if results:
             options = experiment.runs[run_name]
             seeds = ", ".join(str(result["seed"]) for result in results)
@@ -252,12 +248,11 @@ def _best_by_size(experiment: str, sizes: dict[str, int]) -> dict[int, list[floa
 
 def compression_table() -> str:
     """What `benchmarks/compression.py` kept, next to FedRP-Subspace at the same bytes up."""
-    paths = [KEPT / name for name in OWN_SCRIPTS["compression"].values()]
-    kept = [json.loads(path.read_text()) for path in paths if path.exists()]
-    ours = [Run("subspace", "fedrp-subspace-1000", outcome["seed"]).result() or {} for outcome in kept]
+    outcomes = list(kept.read("compression").values())
+    ours = [Run("subspace", "fedrp-subspace-1000", outcome["seed"]).result() or {} for outcome in outcomes]
     rows = {"fedrp-subspace, m = 1,000": ours}
-    rows |= {f"`{method}`": [outcome["methods"][method] for outcome in kept] for method in kept[0]["methods"]}
-    seeds = ", ".join(str(outcome["seed"]) for outcome in kept)
+    rows |= {f"`{method}`": [outcome["methods"][method] for outcome in outcomes] for method in outcomes[0]["methods"]}
+    seeds = ", ".join(str(outcome["seed"]) for outcome in outcomes)
     return "\n".join(
         [
             f"Every line but the first: `{COMPRESSION} --seed SEED --out FILE`.",
@@ -269,23 +264,23 @@ def compression_table() -> str:
                 for name, results in rows.items()
             ),
             "",
-            f"Commits: {', '.join(sorted({outcome['origin']['commit'] for outcome in kept}))}.",
+            f"Commits: {', '.join(sorted({outcome['origin']['commit'] for outcome in outcomes}))}.",
         ]
     )
 
 
 def rounds_table() -> str:
     """What `benchmarks/rounds.py` kept."""
-    kept = json.loads((KEPT / "rounds.json").read_text())
+    (measured,) = kept.read("rounds").values()
     lines = [
-        f"`{kept['origin']['command']}`, commit {kept['origin']['commit']}, load before it "
-        f"{kept['origin']['load_average_before']:.1f}.",
+        f"`{measured['origin']['command']}`, commit {measured['origin']['commit']}, load before it "
+        f"{measured['origin']['load_average_before']:.1f}.",
         "",
         "| method | seconds per round, each repeat | ratio to FedAvg in the same repeat, median (min..max) |",
         "|---|---|---|",
     ]
-    for name, seconds in kept["seconds"].items():
-        ratios = kept["ratios"][name]
+    for name, seconds in measured["seconds"].items():
+        ratios = measured["ratios"][name]
         shown = ", ".join(f"{value:.1f}" for value in seconds)
         lines.append(f"| {name} | {shown} | {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f}) |")
     return "\n".join(lines)
@@ -293,19 +288,19 @@ def rounds_table() -> str:
 
 def robust_table() -> str:
     """What `benchmarks/robust.py` kept: for each study, a line for each algorithm and rule."""
-    kept = lines_of(KEPT / "robust.jsonl")
+    everything = list(kept.read("robust").values())
     parts = ["Every cell: a run of `python benchmarks/robust.py --out FILE`.", ""]
     for name, study in STUDIES.items():
         seeds = ", ".join(map(str, study.seeds))
         parts += [f"**{study.title}; seeds {seeds}; accuracy %.**", ""]
         parts += [_row(["algorithm", "aggregation", *study.attacks]), "|---" * (len(study.attacks) + 2) + "|"]
         for algorithm, rule in itertools.product(study.algorithms, RULES):
-            lines = [line for line in kept if line["study"] == name]
+            lines = [line for line in everything if line["study"] == name]
             lines = [line for line in lines if _is_of(line["config"], algorithm=algorithm, aggregation=rule)]
             cells = [_outcome([line for line in lines if line["attack"] == attack]) for attack in study.attacks]
             parts.append(_row([f"`{algorithm}`", f"`{rule}`", *cells]))
         parts.append("")
-    return "\n".join([*parts, f"Commits: {', '.join(sorted({line['origin']['commit'] for line in kept}))}."])
+    return "\n".join([*parts, f"Commits: {', '.join(sorted({line['origin']['commit'] for line in everything}))}."])
 
 
 def _is_of(config: dict[str, Any], **settings: str) -> bool:
@@ -361,24 +356,34 @@ def main() -> None:
         render()
         return
     for name in arguments.names or known:
-        for label, path, make in _measurements(name):
-            print(f"{name}: {label}: {'kept' if path.exists() else 'missing'}", flush=True)
-            if arguments.action == "again" or (arguments.action == "run" and not path.exists()):
+        for label, done, make in _measurements(name):
+            print(f"{name}: {label}: {'kept' if done else 'missing'}", flush=True)
+            if arguments.action == "again" or (arguments.action == "run" and not done):
                 make()
 
 
-def _measurements(name: str) -> list[tuple[str, Path, Callable[[], None]]]:
-    """What an experiment consists of: how it is called, where it is kept, and what makes it."""
+def _measurements(name: str) -> list[tuple[str, bool, Callable[[], None]]]:
+    """What an experiment consists of: how it is called, whether it is kept, and what makes it."""
     if name in OWN_SCRIPTS:
-        kept = {command: KEPT / file for command, file in OWN_SCRIPTS[name].items()}
-        return [(command, path, functools.partial(_run_script, command, path)) for command, path in kept.items()]
-    return [(f"{run.name} seed {run.seed}", run.path, functools.partial(perform, run)) for run in runs_of(name)]
+        made_by = {options.split(PART)[0] for options in kept.read(name)}
+        scripts = [(command, functools.partial(_run_script, name, command)) for command in OWN_SCRIPTS[name]]
+        return [(command, command in made_by, make) for command, make in scripts]
+    return [
+        (f"{run.name} seed {run.seed}", kept.is_kept(run.options), functools.partial(perform, run))
+        for run in runs_of(name)
+    ]
 
 
-def _run_script(command: str, out: Path) -> None:
+def _run_script(table: str, command: str) -> None:
+    """Run a script and keep what it wrote."""
+    out = WORK / f"{kept.options_hash(command)}.jsonl"
     script = [sys.executable, *command.split()[1:], "--out", str(out.relative_to(ROOT))]
     if subprocess.run(script, cwd=ROOT, check=False).returncode:  # noqa: S603 - our own script
         raise SystemExit(f"failed: {command}")
+    lines = lines_of(out)
+    parts = {command: lines[0]} if len(lines) == 1 else {f"{command}{PART}{about_of(line)}": line for line in lines}
+    kept.keep(table, parts)
+    out.unlink()
 
 
 if __name__ == "__main__":

@@ -151,18 +151,23 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def about_of(line: dict[str, Any]) -> str:
+    """Which run a line is about, as text."""
+    return json.dumps({key: line[key] for key in ("study", "config", "attack", "hostile")}, sort_keys=True)
+
+
 def perform(names: Iterable[str], out: Path) -> None:
     """Run the studies and keep a line for each run."""
     origin = origin_of(" ".join(["python benchmarks/robust.py", *sys.argv[1:]]))
     part = out.with_name(out.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    kept = [{key: line[key] for key in ("study", "config", "attack", "hostile")} for line in lines_of(part)]
+    kept = [about_of(line) for line in lines_of(part)]
     for name in names:
         study = STUDIES[name]
         task = named_task(RunConfig(**study.settings))
         for config, attack in study.runs():
             about = described(name, config, attack)
-            if about in kept:
+            if about_of(about) in kept:
                 continue
             line = {**about, **measure(config, attack, task), "origin": origin}
             with part.open("a") as file:

@@ -1,6 +1,6 @@
 """What a round of FedRP-Subspace costs next to a round of FedAvg, measured in turn in the same run.
 
-    python benchmarks/rounds.py --out benchmarks/results/rounds.json
+    python benchmarks/rounds.py --out FILE
 
 Full MNIST, LeNet-5, 100 clients, E = 1. Each repeat runs two rounds of every method, one method after the other, and
 takes the second; a ratio is over FedAvg's round of the same repeat. The data folder is FEDRP_DATA.
@@ -53,14 +53,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write, a line of JSON")
     arguments = parser.parse_args()
     origin = {
         **origin_of(" ".join(["python benchmarks/rounds.py", *sys.argv[1:]])),
         "load_average_before": os.getloadavg()[0],
     }
     result = {"origin": origin, **measured(arguments.repeats, arguments.workers)}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(result) + "\n")
     print(json.dumps(result["median_ratio"], indent=1))
 
 

@@ -10,8 +10,8 @@ import torch
 import fedrp
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.fedavg import vectors_released
 from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only, stated_range, within_range
+from fedrp.algorithms.shared import vectors_released
 from fedrp.learning.objective import Objective, Rows, on_device
 
 

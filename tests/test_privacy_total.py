@@ -21,11 +21,12 @@ from fedrp.privacy.events import (
     NothingReleased,
     PoissonSampled,
     ProjectedRelease,
+    Release,
     Sequence,
     Unsupported,
 )
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
-from fedrp.privacy.ledger import Release, statements
+from fedrp.privacy.ledger import statements
 from fedrp.privacy.records import EVENTS, event_of, event_record, release_of, release_record
 from fedrp.privacy.total import ADVERSARIES, ALL_RUNS, total
 from helpers import tiny_config

@@ -7,10 +7,11 @@ from typing import Literal
 from fedrp.algorithms.client_side import ClientSide
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.config import RunConfig
-from fedrp.privacy.ledger import Release
+from fedrp.privacy.events import Release
 
 # Settings of every algorithm in which clients send something.
 EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", "secure_aggregation", "secure_range"})
+AVERAGING_SETTINGS = EXCHANGE_SETTINGS | {"server_momentum"}
 
 
 @dataclass(frozen=True)

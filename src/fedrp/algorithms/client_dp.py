@@ -20,9 +20,17 @@ from fedrp.compression.grid import Scale, finest
 from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
 from fedrp.crypto.secure_aggregation import MIN_SUMMED, Call
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, GaussianRelease, PoissonSampled, Unsupported
+from fedrp.privacy.events import (
+    Adjacency,
+    Adversary,
+    Composed,
+    Event,
+    GaussianRelease,
+    PoissonSampled,
+    Release,
+    Unsupported,
+)
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
-from fedrp.privacy.ledger import Release
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.pld import SMALLEST_DELTA
 from fedrp.types import MAX_COUNT, Vector

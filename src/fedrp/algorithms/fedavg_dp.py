@@ -8,11 +8,11 @@ sums only, so they cost no privacy.
 from collections.abc import Sequence
 
 from fedrp.algorithms import servers
-from fedrp.algorithms.base import Algorithm
+from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.fedavg import FEDAVG, without_momentum
 from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.algorithms.shared import without_momentum
 from fedrp.config import RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
@@ -43,7 +43,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
 
 FEDAVG_DP = Algorithm(
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
-    settings=(FEDAVG.settings | PRIVACY_SETTINGS) - {"weighting", "secure_range", "aggregation"},
+    settings=(AVERAGING_SETTINGS | PRIVACY_SETTINGS) - {"weighting", "secure_range", "aggregation"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

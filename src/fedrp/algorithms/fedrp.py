@@ -17,33 +17,19 @@ import torch
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.fedavg import averages_released
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
-from fedrp.config import RunConfig, require_choice, settled
+from fedrp.algorithms.shared import averages_released, resolve_projection
+from fedrp.config import RunConfig, settled
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
-from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
-from fedrp.privacy.ledger import Release
-from fedrp.projection.families import FAMILIES, norm_bound
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
+from fedrp.projection.families import norm_bound
 from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
 STABLE = 2.0
 DEFAULT_SHARE = 0.25
-
-
-# Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
-_GAUSSIAN_ENTRIES = 2**28
-
-
-def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with a projection family; refuses an unknown one and a dimension that the model does not have."""
-    if config.dim > parameters:
-        raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
-    family = config.projection or ("gaussian" if config.dim * parameters <= _GAUSSIAN_ENTRIES else "sign")
-    require_choice("projection", family, FAMILIES)
-    return dataclasses.replace(config, projection=family)
 
 
 def _resolve(config: RunConfig, parameters: int) -> RunConfig:

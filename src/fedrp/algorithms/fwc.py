@@ -7,8 +7,7 @@ from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.config import RunConfig
 from fedrp.learning.objective import PLAIN
-from fedrp.privacy.events import Adjacency, Adversary, NothingReleased, Unsupported
-from fedrp.privacy.ledger import Release
+from fedrp.privacy.events import Adjacency, Adversary, NothingReleased, Release, Unsupported
 from fedrp.types import Vector
 
 

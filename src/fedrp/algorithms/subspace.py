@@ -21,18 +21,16 @@ import numpy as np
 import torch
 
 from fedrp.algorithms import servers
-from fedrp.algorithms.base import Algorithm
+from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.fedavg import FEDAVG, averages_released
-from fedrp.algorithms.fedrp import resolve_projection
 from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.algorithms.shared import averages_released, resolve_projection
 from fedrp.config import RunConfig, settled
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
-from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Unsupported
-from fedrp.privacy.ledger import Release
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import make_projection
 from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import FINGERPRINT_BYTES, Vector
@@ -176,7 +174,7 @@ def _releases(config: RunConfig) -> list[Release]:
 
 SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
-    settings=FEDAVG.settings | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
+    settings=AVERAGING_SETTINGS | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

@@ -7,9 +7,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +28,11 @@ from fedrp.attacks.keysearch import (
 from fedrp.attacks.label_inference import named_classes
 from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
 from fedrp.attacks.observations import angles, find_clues, opened_keys, uploads
+from fedrp.attacks.outcome import Outcome, Scenario, Target, mean
 from fedrp.attacks.record import record
-from fedrp.attacks.target_models import SMOOTH, Victim
+from fedrp.attacks.target_models import Victim
 from fedrp.attacks.view import ADVERSARIES, Recording
-from fedrp.config import RunConfig, require, require_choice
+from fedrp.config import RunConfig
 from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.errors import ConfigError, DataError
 from fedrp.learning.data import Dataset, load_dataset
@@ -43,95 +42,6 @@ from fedrp.rng import RunSeed
 OnStep = Callable[[int, int], None]  # (targets done, targets in all)
 
 _CLIP = 1.0  # where there is noise: longer than any update of one step, so nothing is cut off
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Who attacks what. Clients hold `pictures` pictures each and take one step on all of them in a round."""
-
-    algorithm: str = "fedavg"
-    adversary: str = "server"
-    model: str = SMOOTH
-    dataset: str = "mnist-mini"
-    clients: int = 4
-    pictures: int = 1
-    targets: int = 4  # clients attacked; an adversary that sees aggregates attacks all others at once
-    dim: int = 1000
-    projection: str | None = None
-    dp_epsilon: float | None = None  # noise in the run, for algorithms that can
-    rounds: int = 10  # of the run; the noise depends on it
-    round: int = 1  # that is attacked
-    joined: int = 1  # rounds attacked at once: that one and those before it
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("adversary", self.adversary, ADVERSARIES)
-        for name in ("clients", "pictures", "targets"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
-        if self.adversary != "server" and self.clients < 2:
-            raise ConfigError(
-                f"clients={self.clients} is not valid: '{self.adversary}' needs a second client to attack"
-            )
-        if not 1 <= self.round <= self.rounds:
-            raise ConfigError(f"round={self.round} is not valid: the run has rounds 1 to {self.rounds}")
-        if not 1 <= self.joined <= self.round:
-            raise ConfigError(f"joined={self.joined} is not valid: rounds 1 to {self.round} can be attacked at once")
-
-
-class Target(NamedTuple):
-    """One attacked vector: the pictures behind it and what was made of it."""
-
-    clients: tuple[int, ...]
-    originals: Pictures
-    found: Pictures  # in the order of the originals
-    labels: tuple[int, ...]
-    labels_found: tuple[int, ...]
-    psnr: tuple[float, ...]
-    ssim: tuple[float, ...]
-    mismatch: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an attack got."""
-
-    scenario: Scenario
-    effort: Effort
-    parameters: int
-    guessed: bool  # keys had to be guessed
-    targets: tuple[Target, ...]
-    mean_picture: tuple[float, ...]  # PSNR of the mean of public pictures, per attacked picture
-    other_picture: tuple[float, ...]  # and of a public picture drawn at random
-    seconds: float
-
-    @property
-    def psnr(self) -> tuple[float, ...]:
-        """Of all attacked pictures."""
-        return tuple(value for target in self.targets for value in target.psnr)
-
-    @property
-    def label_rate(self) -> float:
-        """The share of labels that were found."""
-        right = sum((Counter(t.labels) & Counter(t.labels_found)).total() for t in self.targets)
-        return right / sum(len(t.labels) for t in self.targets)
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything but the pictures."""
-        similarity = [value for target in self.targets for value in target.ssim]
-        return {
-            **dataclasses.asdict(self.scenario),
-            **dataclasses.asdict(self.effort),
-            "parameters": self.parameters,
-            "keys_guessed": self.guessed,
-            "psnr": _mean(self.psnr),
-            "psnr_each": [round(value, 2) for value in self.psnr],
-            "ssim": _mean(similarity),
-            "label_rate": self.label_rate,
-            "psnr_mean_picture": _mean(self.mean_picture),
-            "psnr_other_picture": _mean(self.other_picture),
-            "mismatch": [target.mismatch for target in self.targets],
-            "seconds": round(self.seconds, 1),
-        }
 
 
 def attack_pictures(
@@ -210,8 +120,8 @@ def attack_angles(scenario: Scenario, data_dir: Path | None = None) -> Links:
     return Links(
         area(cosines[pairs][same[pairs]], cosines[pairs][~same[pairs]]),
         float(np.mean(named == labels)),
-        _mean([psnr(*pair) for pair in zip(originals, means[named], strict=True)]),
-        _mean([psnr(original, public.mean(axis=0)) for original in originals]),
+        mean([psnr(*pair) for pair in zip(originals, means[named], strict=True)]),
+        mean([psnr(original, public.mean(axis=0)) for original in originals]),
     )
 
 
@@ -296,7 +206,3 @@ def _chosen(scenario: Scenario, dataset: Dataset) -> list[npt.NDArray[np.intp]]:
 
 def _unit(pictures: npt.NDArray[Any]) -> Pictures:
     return np.asarray(pictures / 255.0, np.float64)
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values))

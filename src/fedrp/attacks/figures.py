@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.attacks.experiment import Outcome
 from fedrp.attacks.metrics import Pictures
+from fedrp.attacks.outcome import Outcome
 from fedrp.errors import ConfigError
 
 

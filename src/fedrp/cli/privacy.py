@@ -254,9 +254,10 @@ def _methods() -> Iterable[str]:
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Reconstruct clients' pictures from what one adversary sees of a run."""
-    from fedrp.attacks.experiment import Scenario, attack_pictures
+    from fedrp.attacks.experiment import attack_pictures
     from fedrp.attacks.figures import write
     from fedrp.attacks.inversion import Effort
+    from fedrp.attacks.outcome import Scenario
 
     effort = Effort(**{field.name: given.pop(field.name) for field in dataclasses.fields(Effort)})
     scenario = Scenario(**given)

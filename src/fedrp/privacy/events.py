@@ -7,7 +7,7 @@ what no bound knows has no guarantee. Numbers are coerced and checked when the e
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedrp.errors import ConfigError
 from fedrp.privacy import _checks
@@ -138,6 +138,15 @@ Event = (
     | Composed
     | Sequence
 )
+
+
+class Release(NamedTuple):
+    """What one adversary learns in a whole run."""
+
+    adversary: Adversary
+    adjacency: Adjacency
+    event: Event
+    assumptions: tuple[str, ...] = ()  # the algorithm's own; what the event takes for granted is added
 
 
 def leaves(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:

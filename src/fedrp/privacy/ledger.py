@@ -1,19 +1,9 @@
 """The ledger of a run: who learns what, as the algorithm declares it, and what each of these releases is worth."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from fedrp.privacy.events import Adjacency, Adversary, Event
+from fedrp.privacy.events import Adjacency, Release
 from fedrp.privacy.guarantee import Guarantee, guarantee
-
-
-class Release(NamedTuple):
-    """What one adversary learns in a whole run."""
-
-    adversary: Adversary
-    adjacency: Adjacency
-    event: Event
-    assumptions: tuple[str, ...] = ()  # the algorithm's own; what the event takes for granted is added
 
 
 def statements(releases: Iterable[Release], delta: float) -> tuple[Guarantee, ...]:

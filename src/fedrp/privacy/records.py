@@ -10,8 +10,7 @@ from typing import Any
 
 from fedrp.errors import ConfigError
 from fedrp.privacy import events
-from fedrp.privacy.events import Adjacency, Adversary, Event
-from fedrp.privacy.ledger import Release
+from fedrp.privacy.events import Adjacency, Adversary, Event, Release
 
 EVENTS: dict[str, type[Any]] = {
     "nothing": events.NothingReleased,

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from fedrp.privacy import events
 from fedrp.privacy.assumptions import ONE_RUN
-from fedrp.privacy.events import Adjacency, Adversary, Event
+from fedrp.privacy.events import Adjacency, Adversary, Event, Release
 from fedrp.privacy.guarantee import Guarantee, guarantee
-from fedrp.privacy.ledger import Release
 
 ALL_RUNS = "all runs on this data are counted here: none was made elsewhere, and no record of one was removed"
 ADVERSARIES = tuple(adversary for adversary in Adversary if adversary.real)

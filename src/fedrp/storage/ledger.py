@@ -24,9 +24,8 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, from_settings, read_toml, require, require_choice, require_types
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
 from fedrp.files import locked, write_atomically
-from fedrp.privacy.events import Adversary
+from fedrp.privacy.events import Adversary, Release
 from fedrp.privacy.guarantee import Guarantee
-from fedrp.privacy.ledger import Release
 from fedrp.privacy.records import release_of, release_record
 from fedrp.privacy.total import ADVERSARIES, total
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms

@@ -1,0 +1,42 @@
+"""What several algorithms share: settings, their defaults, and what vectors without noise tell."""
+
+import dataclasses
+
+from fedrp.config import RunConfig, require_choice
+from fedrp.errors import ConfigError
+from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
+from fedrp.projection.families import FAMILIES
+
+# Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
+_GAUSSIAN_ENTRIES = 2**28
+
+
+def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with a projection family; refuses an unknown one and a dimension that the model does not have."""
+    if config.dim > parameters:
+        raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
+    family = config.projection or ("gaussian" if config.dim * parameters <= _GAUSSIAN_ENTRIES else "sign")
+    require_choice("projection", family, FAMILIES)
+    return dataclasses.replace(config, projection=family)
+
+
+def without_momentum(config: RunConfig) -> RunConfig:
+    """The config with no server momentum, unless it was asked for."""
+    return config if config.server_momentum is not None else dataclasses.replace(config, server_momentum=0.0)
+
+
+def vectors_released(config: RunConfig) -> list[Release]:
+    """What full vectors, or under masks their sums, tell: nothing is claimed."""
+    seen: Event = NonPrivate("the server receives every client's vector in the clear")
+    if config.secure_aggregation:
+        seen = Unsupported("the server learns sums of the clients' vectors only, but those without noise")
+    return [Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, seen), *averages_released()]
+
+
+def averages_released() -> list[Release]:
+    """What averages without noise tell the other clients and whoever gets the model: nothing is claimed."""
+    plain = Unsupported("averages are released without noise")
+    return [
+        Release(adversary, Adjacency.CLIENT_ADD_REMOVE, plain)
+        for adversary in (Adversary.CLIENTS, Adversary.MODEL_HOLDER)
+    ]
