@@ -24,7 +24,7 @@ from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import beginning, locked, sha256_of, writing
 from fedrp.learning.models import Layout
 from fedrp.learning.training import Examples
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import RoundRecord, RunResult
 from fedrp.storage.server import HEAD_FILE, ROUNDS_FOLDER, forget_rounds, load_server, packed_head, packed_rounds

@@ -32,7 +32,7 @@ from fedrp.config import RunConfig, to_json
 from fedrp.crypto.sizes import split
 from fedrp.errors import ConfigError, SiteError, first_line
 from fedrp.files import locked, write_atomically
-from fedrp.protocol.server import Complaint, Coordinator, Dealt, MaskEntry
+from fedrp.protocol.server_state import Complaint, Coordinator, Dealt, MaskEntry
 from fedrp.protocol.wire import RUN_ID_BYTES
 from fedrp.storage.status import append_line, read_status, write_status
 from fedrp.types import Vector
