@@ -26,7 +26,7 @@ from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import Silo, finished, hello, respond
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator, Reply, read
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
 from fedrp.storage.server_state import packed_head, packed_rounds
 from helpers import Federation, tiny_config, tiny_task
@@ -318,9 +318,9 @@ def server_target(data: bytes) -> None:
     kept = server_contents(server)
     bad = {client for client in range(CLIENTS) if script.below(3) == 1}
 
-    def spoiled(packets: dict[int, bytes]) -> dict[int, server_side.Reply]:
+    def spoiled(packets: dict[int, bytes]) -> dict[int, Reply]:
         told = {c: altered(wire.decode(p), script, pool) if c in bad else p for c, p in packets.items()}
-        return server_side.read(server, told)
+        return read(server, told)
 
     with contextlib.suppress(FedRPError):
         if script.below(3) == 2:
@@ -355,7 +355,7 @@ def _goes_on(stage: Stage, server: Coordinator, silos: dict[int, Silo], bad: set
         for dealer, request in server_side.request_key(server, attempt).items():
             with contextlib.suppress(FedRPError):  # it has dealt a key for that round before
                 ((silos[dealer], deal),) = respond(run.bench, [silos[dealer]], [run.sites[dealer]], [request])
-                server = server_side.take_keys(server, server_side.read(server, {dealer: deal}))
+                server = server_side.take_keys(server, read(server, {dealer: deal}))
     server, packets = server_side.open_round(server, np.linspace(0, 0.9, CLIENTS))
     for client in sorted(set(packets) - bad)[:1]:
         try:

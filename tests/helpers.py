@@ -23,6 +23,7 @@ from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
+from fedrp.protocol.server_state import Reply, new_coordinator, read
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
 from fedrp.testing.contracts import CLASSES, FEATURES, TinyNet, blobs
@@ -89,7 +90,7 @@ class Federation:
         device = torch.device("cpu")
         self.bench = make_workbench(self.config, self.run, self.roster, task.model, task.loss, device, 2**20)
         size = ALGORITHMS[config.algorithm].server.upload_size(self.config, parameters)
-        self.server = server_side.new_coordinator(self.config, self.run, size)
+        self.server = new_coordinator(self.config, self.run, size)
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server
         for client, data in enumerate(split_among_clients(task, config)):
@@ -103,9 +104,9 @@ class Federation:
         self.server = server_side.welcome(self.server, self.read(hellos))
         self.take_keys(self.deliver(server_side.request_key(self.server, 0)))
 
-    def read(self, packets: dict[int, bytes]) -> dict[int, server_side.Reply]:
+    def read(self, packets: dict[int, bytes]) -> dict[int, Reply]:
         """Packets as the server reads them."""
-        return server_side.read(self.server, packets)
+        return read(self.server, packets)
 
     def take_keys(self, packets: dict[int, bytes]) -> None:
         self.server = server_side.take_keys(self.server, self.read(packets))

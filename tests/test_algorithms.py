@@ -32,6 +32,7 @@ from fedrp.privacy.ledger import statements
 from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
 from fedrp.protocol import server as server_side
 from fedrp.protocol.aggregate import weighted_mean, weighted_sum
+from fedrp.protocol.server_state import MaskEntry, new_coordinator
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
@@ -589,8 +590,8 @@ def test_clients_who_are_added_to_too_few_are_counted(clients: int, secure: bool
     changes = {"clients": clients, "participation": rate, "sampling": "poisson", "secure_aggregation": secure}
     config = resolved(tiny_config("fedavg-dp", dp_noise="local", **changes), PARAMETERS)
     (event,) = {release.event for release in ALGORITHMS["fedavg-dp"].releases(config)}
-    server = server_side.new_coordinator(config, bytes(16), PARAMETERS)
-    greeted = {client: server_side.MaskEntry(1, b"") for client in range(clients)}
+    server = new_coordinator(config, bytes(16), PARAMETERS)
+    greeted = {client: MaskEntry(1, b"") for client in range(clients)}
     server = dataclasses.replace(server, mask_keys=greeted)
     coins = np.random.default_rng(1).random((20_000, clients))
     chosen = sum(0 in server_side.open_round(server, drawn)[0].participants for drawn in coins)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from fedrp.learning.models import MODELS
 
 import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
@@ -22,6 +21,7 @@ from fedrp.cli import main
 from fedrp.cli.common import FOREMOST, Command
 from fedrp.config import GROUPS
 from fedrp.learning.data import DATASETS
+from fedrp.learning.zoo import MODELS
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import FAMILIES
 from helpers import command, environment, files_up_to

@@ -20,7 +20,9 @@ from fedrp.projection.families import make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import hello
+from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import RoundReport
+from fedrp.protocol.server_state import new_coordinator
 from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
@@ -361,7 +363,7 @@ def test_only_the_chosen_dealer_deals_and_only_the_next_key() -> None:
 
 def test_if_dealers_do_not_answer_the_next_in_the_roster_is_asked() -> None:
     run = Federation(tiny_config("fedrp", rounds=4))
-    new = server_side.new_coordinator(run.config, run.run, run.config.dim)
+    new = new_coordinator(run.config, run.run, run.config.dim)
     assert [list(server_side.request_key(new, attempt)) for attempt in range(5)] == [[0], [1], [2], [3], [0]]
     new = server_side.take_keys(new, run.read({2: run.answer(2, server_side.request_key(new, 2)[2])}))
     assert {round_: dealt.dealer for round_, dealt in new.dealt.items()} == {0: 2, 1: 2}
@@ -539,9 +541,9 @@ def test_a_round_that_is_opened_again_has_the_same_participants_and_asks_the_mis
         server, again = server_side.open_round(run.server, coins)
         assert server.participants == tuple(packets)
         assert again == packets
-    assert server_side.outstanding(run.server, run.read(arrived)) == {late}
-    assert server_side.outstanding(run.server, run.read({**arrived, late: b"?"})) == {late}
-    assert server_side.outstanding(run.server, run.read(replies)) == set()
+    assert outstanding(run.server, run.read(arrived)) == {late}
+    assert outstanding(run.server, run.read({**arrived, late: b"?"})) == {late}
+    assert outstanding(run.server, run.read(replies)) == set()
 
 
 # --- what the server learns ------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from fedrp.learning.models import MODELS
 
 import fedrp
 from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.errors import ConfigError
 from fedrp.learning.data import DATASETS
+from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import TAGS, Tag
 from fedrp.testing import check_algorithm, check_projection

@@ -8,10 +8,9 @@ import pytest
 
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.errors import ProtocolError, QuorumError
-from fedrp.protocol import server as server_side
 from fedrp.protocol.client import Silo
 from fedrp.protocol.rounds import Answers, Exchange, Step, begin, rounds
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator, new_coordinator
 from fedrp.types import Packets
 from helpers import Federation, tiny_config
 
@@ -54,7 +53,7 @@ def new_run(
 ) -> tuple[Coordinator, LossyCarrier, Diary]:
     """Parties before anything has been said."""
     run, diary = Federation(tiny_config(name, rounds=2, **changes)), Diary()
-    fresh = server_side.new_coordinator(run.config, run.run, run.server.upload_size)
+    fresh = new_coordinator(run.config, run.run, run.server.upload_size)
     silos = [Silo(client) for client in run.silos]
     carrier = LossyCarrier(
         run.config.clients, 2, run.bench, list(run.sites.values()), silos, True, diary, deaf or {}, once or {}

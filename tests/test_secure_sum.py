@@ -25,6 +25,7 @@ from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.privacy.events import Adversary
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
+from fedrp.protocol.server_state import MaskEntry, new_coordinator
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.result import RoundRecord
 from fedrp.storage.client_state import packed_clients, read_clients
@@ -672,8 +673,8 @@ def test_coins_never_choose_fewer_than_can_be_summed() -> None:
     masked = dataclasses.replace(config, secure_aggregation=True)
     for round_ in range(30):
         coins = np.random.default_rng(round_).random(8)
-        greeted = {client: server_side.MaskEntry(1, b"") for client in range(8)}
-        servers = [server_side.new_coordinator(c, bytes(16), 1) for c in (config, masked)]
+        greeted = {client: MaskEntry(1, b"") for client in range(8)}
+        servers = [new_coordinator(c, bytes(16), 1) for c in (config, masked)]
         few, enough = (
             server_side.open_round(dataclasses.replace(server, mask_keys=greeted), coins)[0].participants
             for server in servers

@@ -20,7 +20,8 @@ from fedrp.crypto.sizes import ENVELOPE_BYTES
 from fedrp.errors import SiteError
 from fedrp.files import write_atomically
 from fedrp.protocol import wire
-from fedrp.protocol.server import Coordinator, Dealt, new_coordinator, take_keys
+from fedrp.protocol.server import take_keys
+from fedrp.protocol.server_state import Coordinator, Dealt, new_coordinator
 from fedrp.protocol.wire import Kind, Message
 from fedrp.storage import server_state
 from fedrp.storage.server import ServerFolder

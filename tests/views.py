@@ -23,7 +23,7 @@ from fedrp.crypto.sealing import Identity
 from fedrp.crypto.secret import SecretKey
 from fedrp.protocol import wire
 from fedrp.protocol.client import Silo
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.identities import SimulatedEntropy
 from fedrp.storage.client_state import PLAIN_FIELDS, packed_clients, read_clients

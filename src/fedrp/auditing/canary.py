@@ -40,6 +40,7 @@ from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import Silo, Site, Workbench
 from fedrp.protocol.rounds import NoStore, begin, hellos_matter, rounds
+from fedrp.protocol.server_state import new_coordinator
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_roster, simulated_site
@@ -228,7 +229,7 @@ class Mechanism:
         """One run with the secrets of `seed`."""
         config, bench = self.config, self._bench(inside, seed)
         size = bench.algorithm.server.upload_size(config, self.parameters)
-        server = server_side.new_coordinator(config, _RUN, size)
+        server = new_coordinator(config, _RUN, size)
         sites = [_site(seed, client) for client in range(config.clients)]
         silos = [Silo(client) for client in range(config.clients)]
         carrier, store = BenchCarrier(config.clients, 1, bench, sites, silos, hellos_matter(server)), NoStore()

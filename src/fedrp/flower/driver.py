@@ -13,7 +13,8 @@ from fedrp.flower.messages import FINISH
 from fedrp.flower.settings import Pacing
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import ClosedRound, begin, rounds
-from fedrp.protocol.server import Coins, Coordinator
+from fedrp.protocol.server import Coins
+from fedrp.protocol.server_state import Coordinator
 from fedrp.storage.server import ServerFolder
 
 

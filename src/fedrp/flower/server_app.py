@@ -14,7 +14,7 @@ from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
 from fedrp.learning.layout import ModelFactory, built, layout_of
-from fedrp.protocol.server import new_coordinator
+from fedrp.protocol.server_state import new_coordinator
 from fedrp.storage.server import ServerFolder
 
 _LOG = logging.getLogger("flwr")  # what Flower shows with `flwr run --stream`

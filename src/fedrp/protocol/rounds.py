@@ -17,7 +17,9 @@ from fedrp.algorithms import cohort
 from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import server as server_side
-from fedrp.protocol.server import Coins, Coordinator, Reply, RoundReport
+from fedrp.protocol.received import outstanding
+from fedrp.protocol.server import Coins, RoundReport
+from fedrp.protocol.server_state import Coordinator, Reply, read
 from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
@@ -190,19 +192,19 @@ def _round(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> C
         if opened.participants != server.participants and sampled:
             store.save(opened)  # who was chosen stays chosen, also after a crash
         server = opened
-        waiting = server_side.outstanding(server, replies)
+        waiting = outstanding(server, replies)
         asked = {client: packet for client, packet in packets.items() if client in waiting}
         needed = _needed(server)
         lacking = needed - len(packets) + len(asked)
         answers = carrier.exchange(asked, Exchange(Step.TRAIN, round_, attempt, lacking))
-        replies |= server_side.read(server, answers.replies)
+        replies |= read(server, answers.replies)
         try:
             server, requests = server_side.recover(server, replies)
             corrections: Packets = {}
             if requests:  # clients help to leave out one set of the others only: it must not be forgotten
                 store.save(server)
                 corrections = carrier.exchange(requests, Exchange(Step.RECOVER, round_, attempt, len(requests))).replies
-            server, report = server_side.close_round(server, replies, server_side.read(server, corrections))
+            server, report = server_side.close_round(server, replies, read(server, corrections))
             break
         except QuorumError as error:
             store.log("round failed", {"round": round_, "attempt": attempt, "why": str(error)})
@@ -230,12 +232,12 @@ def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinato
 
 def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
     """The server with the clients that have said hello since. The most frequent roster is the run's."""
-    read = server_side.read(server, carrier.hellos())
-    rosters = {c: [m.payload.tobytes()[:DIGEST_BYTES] for m in reply.messages] for c, reply in read.items()}
+    hellos = read(server, carrier.hellos())
+    rosters = {c: [m.payload.tobytes()[:DIGEST_BYTES] for m in reply.messages] for c, reply in hellos.items()}
     counts = Counter(digest for digests in rosters.values() for digest in digests)
-    for client in sorted(read, key=lambda c: -sum(counts[digest] for digest in rosters[c])):
+    for client in sorted(hellos, key=lambda c: -sum(counts[digest] for digest in rosters[c])):
         try:
-            server = server_side.welcome(server, {client: read[client]})
+            server = server_side.welcome(server, {client: hellos[client]})
         except (WireError, ProtocolError) as error:
             carrier.dismiss(client, error)
     return server
@@ -255,7 +257,7 @@ def _with_keys(server: Coordinator, carrier: Carrier, store: Store) -> Coordinat
             continue
         try:
             answers = carrier.exchange(packets, Exchange(Step.DEAL, server.round, attempt + 1, 1))
-            server = server_side.take_keys(server, server_side.read(server, answers.replies))
+            server = server_side.take_keys(server, read(server, answers.replies))
         except (WireError, ProtocolError) as error:
             carrier.say(f"the key of round {server.round + 1} was refused: {error}")
             continue

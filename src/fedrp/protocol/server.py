@@ -6,101 +6,37 @@ nothing in this file imports what could make one.
 
 import contextlib
 import dataclasses
-import struct
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedrp.algorithms import cohort
-from fedrp.algorithms.server_side import ServerSide
-from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.compression import grid
-from fedrp.config import RunConfig
-from fedrp.crypto import secure_aggregation
-from fedrp.crypto.secure_aggregation import Call
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.aggregate import trimmed_mean, weighted_mean
 from fedrp.protocol.history import require_reachable
-from fedrp.protocol.limits import from_client
-from fedrp.protocol.wire import EMPTY, SERVER, Kind, Message, Payload
+from fedrp.protocol.news import news
+from fedrp.protocol.received import complaints_of, is_lost, received_of
+from fedrp.protocol.server_state import (
+    Coordinator,
+    Dealt,
+    MaskEntry,
+    Replies,
+    Reply,
+    call_of,
+    distrusted,
+    message_of,
+    only_message,
+)
+from fedrp.protocol.wire import EMPTY, Kind, Message
 from fedrp.types import Packets, Vector
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
-_MOST_COMPLAINTS = 3  # of one client that a round is given up for: a client that always complains must not stop a run
 Coins = npt.NDArray[np.float64]  # per client
-
-
-class Reply(NamedTuple):
-    """A client's packet, read once."""
-
-    messages: tuple[Message, ...]
-    refused: str = ""  # why it cannot be used
-
-
-Replies = Mapping[int, Reply]
-
-
-class MaskEntry(NamedTuple):
-    """A client's mask key of this run."""
-
-    known: int  # the first round whose packets carry it
-    signed: bytes  # see `fedrp.crypto.sealing.signed_mask_key`
-
-
-class Complaint(NamedTuple):
-    """A client could not use a key that another one dealt."""
-
-    client: int
-    dealer: int
-    round: int
-
-
-class Dealt(NamedTuple):
-    """The envelopes of one round key, one per client, and who dealt them."""
-
-    dealer: int
-    envelopes: tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class Coordinator:
-    """All that the server knows between two messages."""
-
-    config: RunConfig  # resolved
-    run: bytes
-    upload_size: int
-    round: int = 0  # the last round that was completed
-    participants: tuple[int, ...] = ()  # of the open round
-    left_out: tuple[int, ...] = ()  # of the sum of the open round, where uploads are masked and some are missing
-    roster: bytes = b""  # digest of the clients' roster, once one of them has said hello
-    weights: tuple[int, ...] = ()  # per client, as it said hello; 0 for those who have not
-    last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
-    differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
-    aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
-    dealt: Mapping[int, Dealt] = field(default_factory=dict)
-    mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
-    complaints: tuple[Complaint, ...] = ()  # that a round was given up for
-
-    @property
-    def algorithm(self) -> ServerSide:
-        """The server side of the configured algorithm."""
-        return server_side(self.config)
-
-    @property
-    def latest(self) -> int:
-        """The last round that has an aggregate; 0 for none."""
-        return max(self.aggregates, default=0)
-
-    @property
-    def tag(self) -> int:
-        """The projection's code on the wire."""
-        return wire_tag(self.config)
 
 
 class RoundReport(NamedTuple):
@@ -112,29 +48,6 @@ class RoundReport(NamedTuple):
     void: str = ""  # why the round was given up, if it was
 
 
-def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
-    """The server before anything has happened."""
-    nobody = (0,) * config.clients
-    return Coordinator(config, run, upload_size, last_seen=nobody, weights=nobody)
-
-
-def read(server: Coordinator, packets: Packets) -> dict[int, Reply]:
-    """Clients' packets, decoded once, each with the reason if it cannot be used."""
-    limits = from_client(server.config, server.upload_size)
-    replies = {}
-    for client, packet in sorted(packets.items()):
-        try:
-            messages = wire.decode(packet, limits)
-            for message in messages:
-                if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
-                    what = message.kind.name
-                    raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
-            replies[client] = Reply(tuple(messages))
-        except (WireError, ProtocolError) as error:
-            replies[client] = Reply((), str(error))
-    return replies
-
-
 def welcome(server: Coordinator, hellos: Replies) -> Coordinator:
     """The server once clients have said hello, at any time and in any number: weights, mask keys, one roster for all.
 
@@ -143,7 +56,7 @@ def welcome(server: Coordinator, hellos: Replies) -> Coordinator:
     """
     roster, weights, mask_keys = server.roster, list(server.weights), dict(server.mask_keys)
     for client, reply in sorted(hellos.items()):
-        message = _only(reply, Kind.HELLO, client)
+        message = only_message(reply, Kind.HELLO, client)
         payload = message.payload.tobytes()
         digest, signed = payload[:DIGEST_BYTES], payload[DIGEST_BYTES:]
         if roster and digest != roster:
@@ -172,7 +85,7 @@ def take_keys(server: Coordinator, replies: Replies) -> Coordinator:
         for message in wire.messages_of(reply.messages, Kind.DEAL):
             size = ENVELOPE_BYTES[server.config.sealing]
             envelopes = split(message.payload.tobytes(), size, server.config.clients, "envelopes")
-            if message.round in _to_be_dealt(server) and client not in _distrusted(server):
+            if message.round in _to_be_dealt(server) and client not in distrusted(server):
                 dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
 
@@ -190,13 +103,13 @@ def open_round(server: Coordinator, coins: Coins) -> tuple[Coordinator, Packets]
     participants = server.participants or _chosen(server, coins)
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
-    listed = _call(server, participants).payload() if server.config.secure_aggregation else EMPTY
-    call = dataclasses.replace(_message(server, Kind.ROUND, round_, listed), weight=len(participants))
+    listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
+    call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
     packets = {}
     for client in participants:
-        messages = [*_news(server, client, round_), call]
+        messages = [*news(server, client, round_), call]
         if client == _next_dealer(server, participants, round_):
-            messages.append(_message(server, Kind.DEAL_REQUEST, round_ + 1))
+            messages.append(message_of(server, Kind.DEAL_REQUEST, round_ + 1))
         packets[client] = wire.encode(messages)
     return dataclasses.replace(server, participants=participants), packets
 
@@ -212,16 +125,16 @@ def recover(server: Coordinator, replies: Replies) -> tuple[Coordinator, Packets
     """
     if not server.config.secure_aggregation:
         return server, {}
-    call = _call(server, server.participants)
-    received = _received(server, replies)
+    call = call_of(server, server.participants)
+    received = received_of(server, replies)
     missing = [client for client in call.clients if client not in received.uploads]
-    if not server.left_out and (not missing or _lost(server, received) or _complained(server, received)):
+    if not server.left_out and (not missing or is_lost(server, received) or complaints_of(server, received)):
         return server, {}
     try:
         left_out = server.left_out or quorum.choose_left_out(server.config, call, missing)
     except QuorumError as error:
         raise QuorumError(f"round {server.round + 1}: {error}{_reasons(received.refused)}") from None
-    request = _message(server, Kind.RECOVER, server.round + 1, np.array(left_out, np.uint32))
+    request = message_of(server, Kind.RECOVER, server.round + 1, np.array(left_out, np.uint32))
     packets = {client: wire.encode([request]) for client in call.clients if client not in left_out}
     return dataclasses.replace(server, left_out=left_out), packets
 
@@ -247,13 +160,13 @@ def close_round(
     round_ = server.round + 1
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
-    received = _received(server, replies)
+    received = received_of(server, replies)
     uploads, refused, differing = received.uploads, received.refused, received.differing
     for client in server.left_out:
         if uploads.pop(client, None):
             refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
-    lost = not server.left_out and _lost(server, received)
-    complained = () if server.left_out else _complained(server, received)
+    lost = not server.left_out and is_lost(server, received)
+    complained = () if server.left_out else complaints_of(server, received)
     needed = cohort.needed(server.config, len(server.participants))
     if len(uploads) < needed and not lost and not complained:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
@@ -326,90 +239,9 @@ def _aggregated(server: Coordinator, uploads: Mapping[int, Message], corrections
     return _Outcome(aggregate, certified)
 
 
-def outstanding(server: Coordinator, replies: Replies) -> frozenset[int]:
-    """The participants of the open round who have sent nothing that can be used, and nothing that never will be."""
-    received = _received(server, replies)
-    return frozenset(server.participants) - set(received.uploads) - received.differing
-
-
-class _Received(NamedTuple):
-    uploads: dict[int, Message]  # that can be used
-    refused: dict[int, str]
-    differing: frozenset[int]  # whose copy of the common model is not everyone's
-    complaints: tuple[Complaint, ...]
-    valid: frozenset[int]  # who took part in this round as the others did, whether it is summed or not
-
-
-def _received(server: Coordinator, replies: Replies) -> _Received:
-    """The uploads among the replies, sorted into those that can be used and those that cannot."""
-    round_, secure = server.round + 1, server.config.secure_aggregation
-    uploads: dict[int, Message] = {}
-    refused: dict[int, str] = {}
-    complaints = []
-    for client in sorted(replies):
-        try:
-            for complaint in wire.messages_of(replies[client].messages, Kind.COMPLAINT):
-                complaints.append(Complaint(client, complaint.weight, complaint.round))
-                raise ProtocolError(f"it cannot use the key of round {complaint.round} from client {complaint.weight}")
-            message = _only(replies[client], Kind.UPLOAD, client)
-            if message.round != round_ or client not in server.participants:
-                raise ProtocolError(f"upload for round {message.round}, expected round {round_}")
-            (wire.words if secure else wire.vector)(message, server.upload_size)
-            if message.weight != _call(server, (client,)).weights[0]:
-                raise ProtocolError(f"client {client} sent another weight than it said hello with")
-            uploads[client] = message
-        except (WireError, ProtocolError) as error:
-            refused[client] = str(error)
-    apart = _apart(server, uploads)
-    replays = server.algorithm.memory == "history"
-    for client in apart:
-        refused[client] = "its copy of the common model differs; it will be told to rebuild it"
-        if not replays:
-            refused[client] = "its history of this run is not that of the others, so its masks do not cancel"
-        del uploads[client]
-    return _Received(uploads, refused, apart if replays else frozenset(), tuple(complaints), frozenset(uploads))
-
-
-def _complained(server: Coordinator, received: _Received) -> tuple[Complaint, ...]:
-    """The complaints that a round is given up for.
-
-    Where clients replay every round, all of them need its key; elsewhere a round without masks goes on without who
-    complains, if the others suffice. About the set-up nothing can be done any more once there is an aggregate.
-    """
-    enough = len(received.uploads) >= cohort.needed(server.config, len(server.participants))
-    if server.algorithm.memory != "history" and enough and not server.config.secure_aggregation:
-        return ()
-    made = Counter(complaint.client for complaint in server.complaints)
-    rounds = {server.round + 1} if server.aggregates else {0, server.round + 1}
-    return tuple(
-        complaint
-        for complaint in received.complaints
-        if made[complaint.client] < _MOST_COMPLAINTS
-        and complaint.round in rounds
-        and complaint.round in server.dealt
-        and server.dealt[complaint.round].dealer == complaint.dealer
-    )
-
-
-def _distrusted(server: Coordinator) -> frozenset[int]:
-    """Clients that are not asked to deal any more; nobody, if that would be all."""
-    dealers = frozenset(complaint.dealer for complaint in server.complaints)
-    return dealers if len(dealers) < server.config.clients else frozenset()
-
-
-def _lost(server: Coordinator, received: _Received) -> bool:
-    """Whether enough clients replied, but so many of their copies differ that the round needs those who cannot help."""
-    without = len(received.differing)
-    if server.config.secure_aggregation and without == 1:
-        without = secure_aggregation.MIN_LEFT_OUT
-    needed = cohort.needed(server.config, len(server.participants))
-    hopeless = bool(without) and len(server.participants) - without < needed
-    return hopeless and len(received.uploads) + len(received.differing) >= needed
-
-
 def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Replies) -> tuple[Vector, float]:
     """The weighted mean of masked uploads, and their weight."""
-    call = _call(server, server.participants)
+    call = call_of(server, server.participants)
     if set(uploads) != set(call.clients) - set(server.left_out):
         raise QuorumError(f"round {server.round + 1}: masked uploads are incomplete, ask `recover` how to go on")
     total = np.zeros(server.upload_size, np.uint32)
@@ -417,7 +249,7 @@ def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: 
         total += wire.words(message, server.upload_size)
         if server.left_out:
             try:
-                answer = _only(corrections.get(client, Reply(())), Kind.CORRECTION, client)
+                answer = only_message(corrections.get(client, Reply(())), Kind.CORRECTION, client)
                 if answer.round != server.round + 1:
                     raise ProtocolError(f"a correction of round {answer.round}")
                 total -= wire.words(answer, server.upload_size)
@@ -429,16 +261,6 @@ def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: 
     step = server.algorithm.scale(server.config, previous, call).step
     weight = float(call.weight_of(uploads))
     return grid.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
-
-
-def _call(server: Coordinator, participants: tuple[int, ...]) -> Call:
-    """The participants with the weights that they have in averages."""
-    if server.config.weighting == "uniform":
-        return Call(participants, (1,) * len(participants))
-    weights = tuple(server.weights[client] for client in participants)
-    if 0 in weights:
-        raise ProtocolError(f"client {participants[weights.index(0)]} has not said hello: its weight is not known")
-    return Call(participants, weights)
 
 
 def _reasons(refused: Mapping[int, str]) -> str:
@@ -455,9 +277,9 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     if not server.algorithm.round_keys or not lacking:
         return {}
     first = 0 if server.round == 0 else server.round + 1
-    requests = [_message(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
+    requests = [message_of(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
     turns = [(first + turn) % server.config.clients for turn in range(server.config.clients)]
-    dealers = [client for client in turns if client not in _distrusted(server)]
+    dealers = [client for client in turns if client not in distrusted(server)]
     return {dealers[attempt % len(dealers)]: wire.encode(requests)}
 
 
@@ -470,39 +292,8 @@ def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
     if not server.algorithm.exchanges:
         return dict.fromkeys(clients, b"")
-    done = _message(server, Kind.FINISH, server.round)
-    return {client: wire.encode([*_news(server, client, server.round + 1), done]) for client in clients}
-
-
-def _news(server: Coordinator, client: int, round_: int) -> list[Message]:
-    """What a client lacks for `round_`: outcomes of past rounds, sealed keys, mask keys."""
-    last, replays = server.last_seen[client], server.algorithm.memory == "history"
-    rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone
-    if rebuild:
-        last = 0
-    first = last if replays else server.latest  # the first round whose outcome it is told
-    told = [_message(server, Kind.REBUILD, round_)] if rebuild else []
-    told += [
-        _message(server, Kind.AGGREGATE, past, server.aggregates[past])
-        if past in server.aggregates
-        else _message(server, Kind.VOID, past)
-        for past in range(max(first, 1), round_)
-    ]
-    wanted = {*range(first, round_ + 1), *([0] if last == 0 else [])}
-    given = last if last else -1  # it has kept the keys of the last round that it took part in
-    told += [
-        dataclasses.replace(
-            _message(server, Kind.SEALED, past, wire.raw(server.dealt[past].envelopes[client])),
-            sender=server.dealt[past].dealer,
-        )
-        for past in sorted(wanted)
-        if past in server.dealt and past > given and (past in server.aggregates or past in (0, round_))
-    ]
-    seen = server.last_seen[client]
-    if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:
-        entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
-        told.append(_message(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
-    return told
+    done = message_of(server, Kind.FINISH, server.round)
+    return {client: wire.encode([*news(server, client, server.round + 1), done]) for client in clients}
 
 
 def _chosen(server: Coordinator, coins: Coins) -> tuple[int, ...]:
@@ -532,21 +323,11 @@ def _able(server: Coordinator, client: int) -> bool:
     return in_step or server.algorithm.memory != "own"
 
 
-def _apart(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int]:
-    """Clients whose fingerprint is not the most frequent one; all of them, if two are."""
-    memory = server.algorithm.memory
-    if memory == "aggregate" or (memory == "own" and not server.config.secure_aggregation):
-        return frozenset()  # nothing that they remember needs to be the same
-    counts = Counter(message.fingerprint for message in uploads.values()).most_common(2)
-    tied = len(counts) == 2 and counts[0][1] == counts[1][1]  # nobody knows who is right
-    return frozenset(client for client, message in uploads.items() if tied or message.fingerprint != counts[0][0])
-
-
 def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int) -> int | None:
     """Who deals the key of the next round: the clients take turns."""
     if not server.algorithm.round_keys or round_ >= server.config.rounds:
         return None
-    trusted = [client for client in participants if client not in _distrusted(server)]
+    trusted = [client for client in participants if client not in distrusted(server)]
     return trusted[round_ % len(trusted)] if trusted else None
 
 
@@ -558,16 +339,3 @@ def _pruned(server: Coordinator) -> Coordinator:
     keys = {r: d for r, d in server.dealt.items() if r >= latest or (r == 0 and min(server.last_seen) == 0)}
     needed = sorted(server.aggregates)[-2 if server.config.server_momentum else -1 :]
     return dataclasses.replace(server, aggregates={r: server.aggregates[r] for r in needed}, dealt=keys)
-
-
-def _message(server: Coordinator, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
-    return Message(kind, server.run, round_, SERVER, payload, projection=server.tag)
-
-
-def _only(reply: Reply, kind: Kind, client: int) -> Message:
-    if reply.refused:
-        raise ProtocolError(reply.refused)
-    found = wire.messages_of(reply.messages, kind)
-    if len(found) != 1:
-        raise ProtocolError(f"client {client} sent {len(found)} {kind.name} messages, expected one")
-    return found[0]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fedrp.config import RunConfig
 from fedrp.errors import QuorumError
 from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, hellos_matter
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import Traffic

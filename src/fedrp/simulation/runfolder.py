@@ -32,7 +32,7 @@ from fedrp.files import (
 )
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import RoundRecord, RunResult
 from fedrp.storage.begun import require_same_settings, settings_of

@@ -32,7 +32,7 @@ from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.rounds import ClosedRound, NoStore, begin, rounds
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator, new_coordinator
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads
 from fedrp.simulation.carrier import HostCarrier
@@ -73,7 +73,7 @@ def simulate(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
     upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)
-    server = server_side.new_coordinator(setup.config, setup.run, upload_size)
+    server = new_coordinator(setup.config, setup.run, upload_size)
     privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far

@@ -24,7 +24,7 @@ from typing import Any
 from fedrp.config import RunConfig
 from fedrp.errors import SiteError
 from fedrp.files import locked, write_atomically
-from fedrp.protocol.server import Coordinator
+from fedrp.protocol.server_state import Coordinator
 from fedrp.protocol.wire import RUN_ID_BYTES
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.codec import OtherVersionError

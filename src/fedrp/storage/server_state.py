@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedrp.crypto.sizes import split
 from fedrp.errors import SiteError
-from fedrp.protocol.server import Complaint, Coordinator, Dealt, MaskEntry
+from fedrp.protocol.server_state import Complaint, Coordinator, Dealt, MaskEntry
 from fedrp.storage.codec import (
     Field,
     OtherVersionError,

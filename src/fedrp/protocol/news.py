@@ -1,0 +1,39 @@
+"""What the server tells a client that it does not know yet."""
+
+import dataclasses
+import struct
+
+from fedrp.protocol import wire
+from fedrp.protocol.server_state import Coordinator, message_of
+from fedrp.protocol.wire import Kind, Message
+
+
+def news(server: Coordinator, client: int, round_: int) -> list[Message]:
+    """What a client lacks for `round_`: outcomes of past rounds, sealed keys, mask keys."""
+    last, replays = server.last_seen[client], server.algorithm.memory == "history"
+    rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone
+    if rebuild:
+        last = 0
+    first = last if replays else server.latest  # the first round whose outcome it is told
+    told = [message_of(server, Kind.REBUILD, round_)] if rebuild else []
+    told += [
+        message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
+        if past in server.aggregates
+        else message_of(server, Kind.VOID, past)
+        for past in range(max(first, 1), round_)
+    ]
+    wanted = {*range(first, round_ + 1), *([0] if last == 0 else [])}
+    given = last if last else -1  # it has kept the keys of the last round that it took part in
+    told += [
+        dataclasses.replace(
+            message_of(server, Kind.SEALED, past, wire.raw(server.dealt[past].envelopes[client])),
+            sender=server.dealt[past].dealer,
+        )
+        for past in sorted(wanted)
+        if past in server.dealt and past > given and (past in server.aggregates or past in (0, round_))
+    ]
+    seen = server.last_seen[client]
+    if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:
+        entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
+        told.append(message_of(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
+    return told

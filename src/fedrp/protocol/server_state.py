@@ -1,0 +1,136 @@
+"""The server's state between two messages, and what all of its functions need of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedrp.algorithms.server_side import ServerSide
+from fedrp.algorithms.servers import server_side, wire_tag
+from fedrp.config import RunConfig
+from fedrp.crypto.secure_aggregation import Call
+from fedrp.errors import ProtocolError, WireError
+from fedrp.protocol import wire
+from fedrp.protocol.limits import from_client
+from fedrp.protocol.wire import EMPTY, SERVER, Kind, Message, Payload
+from fedrp.types import Packets, Vector
+
+
+class Reply(NamedTuple):
+    """A client's packet, read once."""
+
+    messages: tuple[Message, ...]
+    refused: str = ""  # why it cannot be used
+
+
+Replies = Mapping[int, Reply]
+
+
+class MaskEntry(NamedTuple):
+    """A client's mask key of this run."""
+
+    known: int  # the first round whose packets carry it
+    signed: bytes  # see `fedrp.crypto.sealing.signed_mask_key`
+
+
+class Complaint(NamedTuple):
+    """A client could not use a key that another one dealt."""
+
+    client: int
+    dealer: int
+    round: int
+
+
+class Dealt(NamedTuple):
+    """The envelopes of one round key, one per client, and who dealt them."""
+
+    dealer: int
+    envelopes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """All that the server knows between two messages."""
+
+    config: RunConfig  # resolved
+    run: bytes
+    upload_size: int
+    round: int = 0  # the last round that was completed
+    participants: tuple[int, ...] = ()  # of the open round
+    left_out: tuple[int, ...] = ()  # of the sum of the open round, where uploads are masked and some are missing
+    roster: bytes = b""  # digest of the clients' roster, once one of them has said hello
+    weights: tuple[int, ...] = ()  # per client, as it said hello; 0 for those who have not
+    last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
+    differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
+    aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
+    dealt: Mapping[int, Dealt] = field(default_factory=dict)
+    mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
+    complaints: tuple[Complaint, ...] = ()  # that a round was given up for
+
+    @property
+    def algorithm(self) -> ServerSide:
+        """The server side of the configured algorithm."""
+        return server_side(self.config)
+
+    @property
+    def latest(self) -> int:
+        """The last round that has an aggregate; 0 for none."""
+        return max(self.aggregates, default=0)
+
+    @property
+    def tag(self) -> int:
+        """The projection's code on the wire."""
+        return wire_tag(self.config)
+
+
+def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
+    """The server before anything has happened."""
+    nobody = (0,) * config.clients
+    return Coordinator(config, run, upload_size, last_seen=nobody, weights=nobody)
+
+
+def read(server: Coordinator, packets: Packets) -> dict[int, Reply]:
+    """Clients' packets, decoded once, each with the reason if it cannot be used."""
+    limits = from_client(server.config, server.upload_size)
+    replies = {}
+    for client, packet in sorted(packets.items()):
+        try:
+            messages = wire.decode(packet, limits)
+            for message in messages:
+                if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
+                    what = message.kind.name
+                    raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
+            replies[client] = Reply(tuple(messages))
+        except (WireError, ProtocolError) as error:
+            replies[client] = Reply((), str(error))
+    return replies
+
+
+def call_of(server: Coordinator, participants: tuple[int, ...]) -> Call:
+    """The participants with the weights that they have in averages."""
+    if server.config.weighting == "uniform":
+        return Call(participants, (1,) * len(participants))
+    weights = tuple(server.weights[client] for client in participants)
+    if 0 in weights:
+        raise ProtocolError(f"client {participants[weights.index(0)]} has not said hello: its weight is not known")
+    return Call(participants, weights)
+
+
+def distrusted(server: Coordinator) -> frozenset[int]:
+    """Clients that are not asked to deal any more; nobody, if that would be all."""
+    dealers = frozenset(complaint.dealer for complaint in server.complaints)
+    return dealers if len(dealers) < server.config.clients else frozenset()
+
+
+def message_of(server: Coordinator, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
+    """A message of the server."""
+    return Message(kind, server.run, round_, SERVER, payload, projection=server.tag)
+
+
+def only_message(reply: Reply, kind: Kind, client: int) -> Message:
+    """The one message of a kind that a client's reply must hold."""
+    if reply.refused:
+        raise ProtocolError(reply.refused)
+    found = wire.messages_of(reply.messages, kind)
+    if len(found) != 1:
+        raise ProtocolError(f"client {client} sent {len(found)} {kind.name} messages, expected one")
+    return found[0]
