@@ -24,7 +24,8 @@ import numpy as np
 from fedrp.errors import FedRPError, WireError
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo, finished, hello, respond
+from fedrp.protocol.client import finished, hello, respond
+from fedrp.protocol.client_state import Silo
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.server_state import Coordinator, Reply, read
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message

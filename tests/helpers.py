@@ -22,7 +22,8 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
-from fedrp.protocol.client import Silo, Site, finished, hello, make_workbench, respond
+from fedrp.protocol.client import finished, hello, respond
+from fedrp.protocol.client_state import Silo, Site, make_workbench
 from fedrp.protocol.server_state import Reply, new_coordinator, read
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site

@@ -160,13 +160,6 @@ def test_only_simulations_know_entropy_that_repeats() -> None:
 
 MOST_LAYERS, MOST_LINES, MOST_ROOT_FILES, MOST_ROOM_LINES = 18, 350, 9, 2000
 LINES = {path.relative_to(SOURCE).as_posix(): len(path.read_text().splitlines()) for path in FILES}
-# Modules that are still too long, and why. Nothing is ever added here.
-TOO_LONG = {
-    "learning/models.py": "zoo, layout and first models are three subjects",
-    "protocol/client.py": "the client's checks, state and answers are in one file",
-    "protocol/server.py": "the server's state, rounds and recovery are in one file",
-    "storage/ledger.py": "the codec of stored state is in it",
-}
 
 
 def test_imports_form_few_layers_without_a_circle() -> None:
@@ -175,12 +168,7 @@ def test_imports_form_few_layers_without_a_circle() -> None:
 
 @pytest.mark.parametrize("name", TREES)
 def test_a_module_is_short(name: str) -> None:
-    assert name in TOO_LONG or LINES[name] <= MOST_LINES, f"{name} has {LINES[name]} lines; cut it in two"
-
-
-@pytest.mark.parametrize("name", TOO_LONG)
-def test_what_is_excused_for_its_length_is_still_long(name: str) -> None:
-    assert LINES.get(name, 0) > MOST_LINES, f"{name} is short now: take it off the list"
+    assert LINES[name] <= MOST_LINES, f"{name} has {LINES[name]} lines; cut it in two"
 
 
 def test_the_rooms_and_the_hallway_are_small() -> None:

@@ -10,7 +10,7 @@ from fedrp.cli import main
 from fedrp.crypto.roster import load_identity, new_identity
 from fedrp.errors import ConfigError, SiteError
 from fedrp.files import locked, read_private, write_atomically
-from fedrp.protocol.client import Silo
+from fedrp.protocol.client_state import Silo
 from fedrp.storage.site import SiteFolder
 from fedrp.storage.status import append_line
 from fedrp.testing.loopback import make_node_key

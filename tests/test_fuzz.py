@@ -88,14 +88,14 @@ def works_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def notes_in_place(patch: pytest.MonkeyPatch) -> None:
-    real = client._noted
+    real = client.noted
 
     def noted(bench: Any, client: Any, site: Any, inbox: Any) -> Any:
         found, complaint = real(bench, client, site, inbox)
         client.envelopes.update(found.envelopes)
         return found, complaint
 
-    patch.setattr(client, "_noted", noted)
+    patch.setattr(client, "noted", noted)
 
 
 def closes_in_place(patch: pytest.MonkeyPatch) -> None:

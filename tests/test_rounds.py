@@ -8,7 +8,7 @@ import pytest
 
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.errors import ProtocolError, QuorumError
-from fedrp.protocol.client import Silo
+from fedrp.protocol.client_state import Silo
 from fedrp.protocol.rounds import Answers, Exchange, Step, begin, rounds
 from fedrp.protocol.server_state import Coordinator, new_coordinator
 from fedrp.types import Packets

@@ -27,7 +27,7 @@ from fedrp.files import locked, write_atomically
 from fedrp.flower import client_app
 from fedrp.flower.messages import HELLO, ROUND, RefusedError, packet_of, question
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo
+from fedrp.protocol.client_state import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.simulate import simulate
 from fedrp.storage.client_state import ARRAY_FIELDS, PLAIN_FIELDS, packed_clients, read_clients

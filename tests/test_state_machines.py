@@ -25,7 +25,7 @@ from fedrp.errors import FedRPError, QuorumError
 from fedrp.protocol import client as client_side
 from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
-from fedrp.protocol.client import Silo
+from fedrp.protocol.client_state import Silo
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy
@@ -492,7 +492,7 @@ def alone(patch: pytest.MonkeyPatch, name: str) -> None:
 
 def in_place(patch: pytest.MonkeyPatch, name: str) -> None:
     """Keys are noted before the rest of a packet is looked at."""
-    real = client_side._noted
+    real = client_side.noted
 
     def noted(bench: Any, client: Silo, site: Any, inbox: Any) -> Any:
         found, complaint = real(bench, client, site, inbox)
@@ -523,7 +523,7 @@ BROKEN = [
     (LyingServer, DP, "_round_of", forgets(round=0), "went back to round"),
     (LyingServer, DP, "_recovered", forgets(left_out=()), TWO_ANSWERS),
     (LyingServer, ADMM, "MIN_LEFT_OUT", alone, "tells the upload of a single client"),
-    (LyingServer, SUBSPACE, "_noted", in_place, "was changed in place"),
+    (LyingServer, SUBSPACE, "noted", in_place, "was changed in place"),
     (Weather, DP, "HEAD_FIELDS", unwritten("left_out"), "the server has forgotten something"),
     (Weather, Case("fedavg-dp", False), "HEAD_FIELDS", unwritten("participants"), "the server has forgotten"),
     (Weather, SUBSPACE, "_work", no_reply_kept, "refuses what|counts 2 rounds, it uploaded in 1"),

@@ -22,7 +22,7 @@ from fedrp.crypto.masks import Masker
 from fedrp.crypto.sealing import Identity
 from fedrp.crypto.secret import SecretKey
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo
+from fedrp.protocol.client_state import Silo
 from fedrp.protocol.server_state import Coordinator
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.identities import SimulatedEntropy

@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from fedrp.crypto.secret import SecretKey  # noqa: E402
 from fedrp.projection.families import FAMILIES, make_projection, norm_bound  # noqa: E402
+from fedrp.projection.tags import TAGS  # noqa: E402
 from oracles import projection as oracle  # noqa: E402
 
 KEYS = ["000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", "ff" * 32]
@@ -37,7 +38,7 @@ def answers(result, size, digest):
 
 def case(family, key_hex, n, m):
     key = SecretKey(bytes.fromhex(key_hex))
-    version, bound = FAMILIES[family].version, norm_bound(family, n, m)
+    version, bound = TAGS[family].version, norm_bound(family, n, m)
     matrix = oracle.matrix(family, key, n, m, version)
     w = (7919 * np.arange(n) % 1009) / 512 - 1
     theta = (6007 * np.arange(m) % 1013) / 512 - 1

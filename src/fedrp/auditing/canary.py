@@ -38,7 +38,7 @@ from fedrp.privacy.ledger import statements
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo, Site, Workbench
+from fedrp.protocol.client_state import Silo, Site, Workbench
 from fedrp.protocol.rounds import NoStore, begin, hellos_matter, rounds
 from fedrp.protocol.server_state import new_coordinator
 from fedrp.protocol.wire import Kind

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedrp.protocol.client import Silo, Site, Workbench, hello, respond
+from fedrp.protocol.client import hello, respond
+from fedrp.protocol.client_state import Silo, Site, Workbench
 from fedrp.protocol.rounds import Answers, Exchange, NearCarrier
 from fedrp.types import Packets
 

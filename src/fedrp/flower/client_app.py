@@ -34,7 +34,8 @@ from fedrp.learning.preflight import preflight
 from fedrp.learning.task import examples
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.protocol import wire
-from fedrp.protocol.client import Silo, Site, Workbench, finished, hello, make_workbench, respond, weight_of
+from fedrp.protocol.client import finished, hello, respond
+from fedrp.protocol.client_state import Silo, Site, Workbench, make_workbench, weight_of
 from fedrp.protocol.wire import Kind
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms

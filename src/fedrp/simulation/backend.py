@@ -27,7 +27,8 @@ from fedrp.learning.layout import ModelFactory, State
 from fedrp.learning.objective import Examples, Loss
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
-from fedrp.protocol.client import Silo, finished, hello, make_workbench, respond
+from fedrp.protocol.client import finished, hello, respond
+from fedrp.protocol.client_state import Silo, make_workbench
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_site
 from fedrp.simulation.processes import Worker

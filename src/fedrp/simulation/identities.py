@@ -7,7 +7,7 @@ from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Examples
-from fedrp.protocol.client import Site
+from fedrp.protocol.client_state import Site
 from fedrp.rng import RunSeed
 
 

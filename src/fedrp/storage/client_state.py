@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fedrp.algorithms.client_side import ClientState
 from fedrp.crypto.secure_aggregation import Call
-from fedrp.protocol.client import Envelope, Silo
+from fedrp.protocol.client_state import Envelope, Silo
 from fedrp.storage.codec import Field, Stored, hexadecimal, number, numbers, of_record, packed, read, to_record
 
 PLAIN_FIELDS = {

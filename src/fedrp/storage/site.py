@@ -1,7 +1,7 @@
 """The folder of a deployed client: all it keeps between two messages, in one file that is always complete.
 
     STATE/RUN/run.json            what the run began with: its settings, the site's weight in it, the data set's name
-              state.safetensors   the client's state, see `fedrp.protocol.client.Silo`; no opened key is in it
+              state.safetensors   the client's state, see `fedrp.protocol.client_state.Silo`; no opened key is in it
               status.json         how things are, for people and monitors
               log.jsonl           what happened, a line per event
               mask.key            the secret of the client's masks, erased once the run is over
@@ -30,7 +30,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import erase, locked, read_private, refuse_link, write_atomically
 from fedrp.learning.layout import State
-from fedrp.protocol.client import Silo
+from fedrp.protocol.client_state import Silo
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.client_state import packed_clients, read_clients
 from fedrp.storage.codec import OtherVersionError
