@@ -30,7 +30,7 @@ from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.rounds import NoStore, begin, rounds
-from fedrp.protocol.server_state import new_coordinator
+from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts, HostSetup, grouped, set_threads
@@ -73,7 +73,7 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     set_threads(Speed())
     hosts = Hosts(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
     size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
-    server = new_coordinator(config, run, size)
+    server = new_server(config, run, size)
     carrier = HostCarrier.of(server, hosts)
     server = begin(server, carrier, NoStore(), config.clients)
     for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):

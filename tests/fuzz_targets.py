@@ -25,9 +25,9 @@ from fedrp.errors import FedRPError, WireError
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
-from fedrp.protocol.client_state import Silo
+from fedrp.protocol.client_state import Client
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.server_state import Coordinator, Reply, read
+from fedrp.protocol.server_state import Reply, Server, read
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
 from fedrp.storage.server_state import packed_head, packed_rounds
 from helpers import Federation, tiny_config, tiny_task
@@ -209,11 +209,11 @@ class Stage(NamedTuple):
     """A run after some rounds, with the next one open. Shared by all scripts: nothing may change it in place."""
 
     run: Federation
-    silos: dict[int, Silo]
-    server: Coordinator
+    client_states: dict[int, Client]
+    server: Server
     packets: dict[int, bytes]  # of the open round
     replies: dict[int, bytes]
-    after: dict[int, Silo]  # the clients once they have replied
+    after: dict[int, Client]  # the clients once they have replied
 
 
 NAMES = ("fedavg-dp", "fedadmm", "fedrp-subspace", "fedrp", "fedavg")
@@ -238,10 +238,10 @@ def stages() -> tuple[Stage, ...]:
 
 def _stages(run: Federation) -> Iterator[Stage]:
     for _ in range(3):
-        packets, silos = run.open(), dict(run.silos)
+        packets, client_states = run.open(), dict(run.clients)
         server = run.server
         replies = run.deliver(packets)
-        yield Stage(run, silos, server, packets, replies, dict(run.silos))
+        yield Stage(run, client_states, server, packets, replies, dict(run.clients))
         run.close(replies)
 
 
@@ -279,31 +279,31 @@ def client_target(data: bytes) -> None:
     script = Script(data)
     index = script.below(len(stages()))
     stage, client, pool = stages()[index], script.below(CLIENTS), pool_of(index, "client")
-    bench, site, silo = stage.run.bench, stage.run.sites[client], stage.silos[client]
+    bench, site, client_state = stage.run.bench, stage.run.sites[client], stage.clients[client]
     uploads: dict[int, Message] = {}
     for _ in range(6):
         if not script:
             break
-        kept, step = contents(silo), script.below(8)
+        kept, step = contents(client_state), script.below(8)
         honest = wire.decode(stage.packets[client])
         if step == 7:
-            silo = restarted(silo)
-            require(contents(silo) == kept, "a client that was restarted has forgotten something")
+            client_state = restarted(client_state)
+            require(contents(client_state) == kept, "a client that was restarted has forgotten something")
             continue
         if step == 6:
             done = Message(Kind.FINISH, bench.run, stage.server.round, SERVER, wire.EMPTY, 0, bench.tag)
             told = [message for message in honest if message.kind not in (Kind.ROUND, Kind.DEAL_REQUEST)]
             with contextlib.suppress(FedRPError):
-                finished(bench, silo, site, altered([*told, done], script, pool))
-            require(contents(silo) == kept, "the end changed a client in place")
+                finished(bench, client_state, site, altered([*told, done], script, pool))
+            require(contents(client_state) == kept, "the end changed a client in place")
             continue
-        before = silo
+        before = client_state
         with contextlib.suppress(FedRPError):
-            ((silo, reply),) = respond(bench, [before], [site], [altered(honest, script, pool)])
+            ((client_state, reply),) = respond(bench, [before], [site], [altered(honest, script, pool)])
             for message in wire.decode(reply, from_client(bench.config, bench.upload_size)):
                 if message.kind is Kind.UPLOAD:
                     require(uploads.setdefault(message.round, message) == message, "two uploads for one round")
-            require(silo.round >= before.round, "a client went back")
+            require(client_state.round >= before.round, "a client went back")
         require(contents(before) == kept, "a packet changed a client in place")
 
 
@@ -315,7 +315,7 @@ def server_target(data: bytes) -> None:
     script = Script(data)
     index = script.below(len(stages()))
     stage, pool = stages()[index], pool_of(index, "server")
-    server, silos = stage.server, dict(stage.after)
+    server, client_states = stage.server, dict(stage.after)
     kept = server_contents(server)
     bad = {client for client in range(CLIENTS) if script.below(3) == 1}
 
@@ -335,32 +335,34 @@ def server_target(data: bytes) -> None:
         corrections = {}
         for client, packet in requests.items():
             bench, site = stage.run.bench, stage.run.sites[client]
-            ((silos[client], corrections[client]),) = respond(bench, [silos[client]], [site], [packet])
+            ((client_states[client], corrections[client]),) = respond(bench, [client_states[client]], [site], [packet])
         server, _ = server_side.close_round(server, replies, spoiled(corrections))
         written_and_read(server)
-        _goes_on(stage, server, silos, bad)
+        _goes_on(stage, server, client_states, bad)
     require(server_contents(stage.server) == kept, "replies changed the server in place")
 
 
-def written_and_read(server: Coordinator) -> None:
+def written_and_read(server: Server) -> None:
     """What comes of a round can be stored."""
     packed_head(server)
     for _ in packed_rounds(server, 0):
         pass
 
 
-def _goes_on(stage: Stage, server: Coordinator, silos: dict[int, Silo], bad: set[int]) -> None:
+def _goes_on(stage: Stage, server: Server, client_states: dict[int, Client], bad: set[int]) -> None:
     """Honest clients take what the server sends next, whatever the others sent."""
     run = stage.run
     for attempt in range(CLIENTS):
         for dealer, request in server_side.request_key(server, attempt).items():
             with contextlib.suppress(FedRPError):  # it has dealt a key for that round before
-                ((silos[dealer], deal),) = respond(run.bench, [silos[dealer]], [run.sites[dealer]], [request])
+                ((client_states[dealer], deal),) = respond(
+                    run.bench, [client_states[dealer]], [run.sites[dealer]], [request]
+                )
                 server = server_side.take_keys(server, read(server, {dealer: deal}))
     server, packets = server_side.open_round(server, np.linspace(0, 0.9, CLIENTS))
     for client in sorted(set(packets) - bad)[:1]:
         try:
-            respond(run.bench, [silos[client]], [run.sites[client]], [packets[client]])
+            respond(run.bench, [client_states[client]], [run.sites[client]], [packets[client]])
         except FedRPError as error:
             raise BrokenRuleError(
                 f"honest client {client} refuses what comes after a round with bad replies: {error}"

@@ -23,8 +23,8 @@ from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import finished, hello, respond
-from fedrp.protocol.client_state import Silo, Site, make_workbench
-from fedrp.protocol.server_state import Reply, new_coordinator, read
+from fedrp.protocol.client_state import Client, Site, make_workbench
+from fedrp.protocol.server_state import Reply, new_server, read
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
 from fedrp.testing.contracts import CLASSES, FEATURES, TinyNet, blobs
@@ -91,12 +91,12 @@ class Federation:
         device = torch.device("cpu")
         self.bench = make_workbench(self.config, self.run, self.roster, task.model, task.loss, device, 2**20)
         size = ALGORITHMS[config.algorithm].server.upload_size(self.config, parameters)
-        self.server = new_coordinator(self.config, self.run, size)
+        self.server = new_server(self.config, self.run, size)
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server
         for client, data in enumerate(split_among_clients(task, config)):
             self.sites[client] = simulated_site(RunSeed(config.seed), client, data)
-        self.silos = {client: Silo(client) for client in self.sites}
+        self.clients = {client: Client(client) for client in self.sites}
         self._set_up()
 
     def _set_up(self) -> None:
@@ -120,8 +120,8 @@ class Federation:
 
     def answer(self, client: int, packet: bytes) -> bytes:
         """What a client replies; its state moves on."""
-        ((silo, reply),) = respond(self.bench, [self.silos[client]], [self.sites[client]], [packet])
-        self.silos[client] = silo
+        ((client_state, reply),) = respond(self.bench, [self.clients[client]], [self.sites[client]], [packet])
+        self.clients[client] = client_state
         return reply
 
     def deliver(self, packets: dict[int, bytes]) -> dict[int, bytes]:
@@ -140,8 +140,8 @@ class Federation:
         return self.close(self.deliver(self.open()))
 
     def final_models(self) -> dict[int, np.ndarray]:
-        packets = server_side.finish(self.server, tuple(self.silos))
-        return {c: finished(self.bench, self.silos[c], self.sites[c], packet).model for c, packet in packets.items()}
+        packets = server_side.finish(self.server, tuple(self.clients))
+        return {c: finished(self.bench, self.clients[c], self.sites[c], packet).model for c, packet in packets.items()}
 
 
 def picture_file(path: Path, train: int = 60, test: int = 30) -> Path:

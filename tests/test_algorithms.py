@@ -32,7 +32,7 @@ from fedrp.privacy.ledger import statements
 from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
 from fedrp.protocol import server as server_side
 from fedrp.protocol.aggregate import weighted_mean, weighted_sum
-from fedrp.protocol.server_state import MaskEntry, new_coordinator
+from fedrp.protocol.server_state import MaskEntry, new_server
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
@@ -511,7 +511,7 @@ def test_a_server_that_names_a_clip_that_is_none_gets_no_upload(name: str, clip:
     packets = run.open()
     with pytest.raises(ProtocolError, match=rf"the aggregate names a clip of {clip:g}: expected a positive, finite"):
         run.answer(3, packets[3])
-    assert run.silos[3].round == 1
+    assert run.clients[3].round == 1
 
 
 @pytest.mark.parametrize("clip", [math.inf, -math.inf, math.nan])
@@ -590,7 +590,7 @@ def test_clients_who_are_added_to_too_few_are_counted(clients: int, secure: bool
     changes = {"clients": clients, "participation": rate, "sampling": "poisson", "secure_aggregation": secure}
     config = resolved(tiny_config("fedavg-dp", dp_noise="local", **changes), PARAMETERS)
     (event,) = {release.event for release in ALGORITHMS["fedavg-dp"].releases(config)}
-    server = new_coordinator(config, bytes(16), PARAMETERS)
+    server = new_server(config, bytes(16), PARAMETERS)
     greeted = {client: MaskEntry(1, b"") for client in range(clients)}
     server = dataclasses.replace(server, mask_keys=greeted)
     coins = np.random.default_rng(1).random((20_000, clients))

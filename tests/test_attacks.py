@@ -434,7 +434,7 @@ def test_no_secret_is_shown(recorded: Callable[..., Recording]) -> None:
     for key in round_keys(recording.public.config):
         assert key.reveal().hex() not in repr(view.insider)
         assert repr(key.reveal()) not in repr(view.insider)
-    assert not {field.name for field in dataclasses.fields(View)} & {"task", "data", "sites", "silos"}
+    assert not {field.name for field in dataclasses.fields(View)} & {"task", "data", "sites", "clients"}
 
 
 # --- what is published -----------------------------------------------------------------------------------------------

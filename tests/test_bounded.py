@@ -118,10 +118,12 @@ def test_in_a_real_run_every_client_stays_in_the_ball_and_resumes_there(tmp_path
     federation = Federation(config)
     for _ in range(config.rounds):
         federation.round()
-    starts = [silo.state.carry[config.dim :] for silo in federation.silos.values() if silo.state]
-    for silo in federation.silos.values():
-        assert norm(silo.state.model - starts[0]) == pytest.approx(0.05, rel=1e-4)
-        np.testing.assert_array_equal(silo.state.carry[config.dim :], starts[0])
+    starts = [
+        client_state.state.carry[config.dim :] for client_state in federation.clients.values() if client_state.state
+    ]
+    for client_state in federation.clients.values():
+        assert norm(client_state.state.model - starts[0]) == pytest.approx(0.05, rel=1e-4)
+        np.testing.assert_array_equal(client_state.state.carry[config.dim :], starts[0])
     first = simulate(config, tiny_task(), out=tmp_path / "run")
     again = simulate(config, tiny_task(), out=tmp_path / "run", resume=True)
     assert again.model.tobytes() == first.model.tobytes()

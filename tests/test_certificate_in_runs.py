@@ -21,7 +21,7 @@ def rounds(clients: int, seed: int, count: int) -> list[tuple[float, float]]:
     found = []
     for _ in range(count):
         bound = federation.round().consensus_bound
-        models = np.stack([silo.state.model for silo in federation.silos.values()]).astype(np.float64)
+        models = np.stack([client_state.state.model for client_state in federation.clients.values()]).astype(np.float64)
         found.append((bound, float(pdist(models).max())))
     return found
 

@@ -10,7 +10,7 @@ from fedrp.cli import main
 from fedrp.crypto.roster import load_identity, new_identity
 from fedrp.errors import ConfigError, SiteError
 from fedrp.files import locked, read_private, write_atomically
-from fedrp.protocol.client_state import Silo
+from fedrp.protocol.client_state import Client
 from fedrp.storage.site import SiteFolder
 from fedrp.storage.status import append_line
 from fedrp.testing.loopback import make_node_key
@@ -59,7 +59,7 @@ def test_a_key_is_not_read_through_a_link_nor_from_a_pipe(tmp_path: Path) -> Non
 def save_state(folder: Path) -> Path:
     site = SiteFolder(folder, bytes(16))
     site.root.mkdir(exist_ok=True)
-    site.save(Silo(0))
+    site.save(Client(0))
     return site.root / "state.safetensors"
 
 
@@ -89,7 +89,7 @@ def test_a_sites_state_is_neither_written_nor_read_through_a_link(tmp_path: Path
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SiteError, match=r"state\.safetensors is a symbolic link, which is not followed"):
         SiteFolder(tmp_path, bytes(16)).load(0)
-    SiteFolder(tmp_path, bytes(16)).save(Silo(0, round=3))
+    SiteFolder(tmp_path, bytes(16)).save(Client(0, round=3))
     assert (tmp_path / "elsewhere").read_bytes() == before
     assert SiteFolder(tmp_path, bytes(16)).load(0).round == 3
 

@@ -52,7 +52,7 @@ def decoded(run: Federation, replies: dict[int, bytes]) -> np.ndarray:
 
 
 def call_of(run: Federation, round_: int) -> Message:
-    everyone = tuple(run.silos)
+    everyone = tuple(run.clients)
     return message(run, Kind.ROUND, round_, Call(everyone, (1,) * len(everyone)).payload(), len(everyone))
 
 
@@ -95,11 +95,11 @@ def test_a_server_that_poisons_the_duals_of_all_but_one_does_not_find_the_update
     replies = {0: run.answer(0, wire.encode([*known, *told]))}
     replies |= {client: run.answer(client, wire.encode(told)) for client in range(1, 5)}
     found = decoded(run, replies) - 4 * start.astype(np.float64)
-    truth = run.silos[0].state.model.astype(np.float64)
+    truth = run.clients[0].state.model.astype(np.float64)
     step, guess = (truth - start)[1:], (found - start)[1:]
     assert abs(guess @ step) / np.linalg.norm(guess) / np.linalg.norm(step) < 0.5
     assert np.abs(guess).max() > 100  # masks that do not cancel: noise over the whole range
-    assert len({silo.transcript for silo in run.silos.values()}) == 2
+    assert len({client_state.transcript for client_state in run.clients.values()}) == 2
     marks = {wire.decode(reply)[0].fingerprint for reply in replies.values()}
     assert len(marks) == 2  # which is how an honest server notices
 
@@ -138,7 +138,7 @@ def test_with_an_insider_who_knows_the_matrices_it_does_not_find_it_either(famil
             told = [*introductions(run, 0), keys[0][0], keys[2][0], *told]
         replies[client] = run.answer(client, wire.encode(told))
     rest = decoded(run, replies) - 6 * matrices[3].forward(start).astype(np.float64)
-    truth = matrices[3].forward(run.silos[0].state.model - start).astype(np.float64)
+    truth = matrices[3].forward(run.clients[0].state.model - start).astype(np.float64)
     assert abs(rest @ truth) / np.linalg.norm(rest) / np.linalg.norm(truth) < 0.5
     assert np.abs(rest).max() > 100
 
@@ -149,10 +149,10 @@ def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> No
     run = secure(name, clients=6, rounds=6)
     run.round()
     run.round()
-    assert len({silo.transcript for silo in run.silos.values()}) == 1
+    assert len({client_state.transcript for client_state in run.clients.values()}) == 1
     packets = run.open()
     run.answer(2, packets[2])
-    assert len({silo.transcript for silo in run.silos.values()}) == 2
+    assert len({client_state.transcript for client_state in run.clients.values()}) == 2
 
 
 STILL = {"lr": 1e-30, "local_epochs": 2, "secure_range": 1e9}  # settings by which an upload is known, or nearly
@@ -170,7 +170,7 @@ def test_clients_with_other_settings_are_not_summed_with_the_one_who_has_the_tru
         run.bench = honest if client == 0 else other
         replies[client] = run.answer(client, packet)
     assert np.abs(decoded(run, replies)).max() > 100  # masks that do not cancel
-    assert len({silo.transcript for silo in run.silos.values()}) == 2
+    assert len({client_state.transcript for client_state in run.clients.values()}) == 2
 
 
 @pytest.mark.parametrize("name", TALKING)
@@ -198,10 +198,10 @@ def test_the_same_packet_gets_the_same_noise_whatever_state_was_restored() -> No
     run = secure("fedavg-dp", clients=4, rounds=3, noise_multiplier=1.0)
     sites = {c: dataclasses.replace(s, entropy=SiteEntropy(s.identity)) for c, s in run.sites.items()}
     run.sites = sites
-    packet, before = run.open()[0], run.silos[0]
+    packet, before = run.open()[0], run.clients[0]
     first = run.answer(0, packet)
     for _ in range(3):
-        run.silos[0] = before
+        run.clients[0] = before
         assert run.answer(0, packet) == first
 
 
@@ -244,15 +244,15 @@ def test_a_stolen_identity_takes_no_mask_off() -> None:
     run = secure("fedavg-dp", clients=5, rounds=4, noise_multiplier=1.0)
     run.round()
     replies = run.deliver(run.open())
-    silo = run.silos[3]
+    client_state = run.clients[3]
     stolen = SecretKey(hashlib.sha256(b"all that the thief has is the identity").digest())
     call = Call(tuple(range(5)), (1,) * 5)
     transcript = extended(run.bench.settings, 0, 1, run.server.aggregates[1], None)
-    assert transcript == silo.transcript  # public
+    assert transcript == client_state.transcript  # public
     sent = words(replies[3])
     place = (run.roster.digest, 3, run.run, 2, call, transcript, None)
     for key, right in ((run.sites[3].mask_key, True), (MaskKey(stolen), False)):
-        mask = Masker(key, silo.mask_keys, *place).masked(np.zeros(sent.size, np.uint32))
+        mask = Masker(key, client_state.mask_keys, *place).masked(np.zeros(sent.size, np.uint32))
         bare = (sent - mask).view(np.int32)
         assert (np.abs(bare).max() < 2**20) == right
 
@@ -374,7 +374,7 @@ def test_one_wrong_envelope_costs_a_round_and_another_client_deals(name: str, ma
 
 def deal(run: Federation) -> None:
     """Have the key of the next round dealt, if it is not; who has dealt it before refuses."""
-    for attempt in range(len(run.silos)):
+    for attempt in range(len(run.clients)):
         with contextlib.suppress(ProtocolError):
             run.take_keys(run.deliver(server_side.request_key(run.server, attempt)))
 
@@ -485,7 +485,7 @@ def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> 
     run.round()
     packet = wire.encode([message(run, Kind.FINISH, 2**32 - 1)])
     with pytest.raises(ProtocolError, match="the end of round 4294967295 was announced, but the run has 3: refused"):
-        finished(run.bench, run.silos[1], run.sites[1], packet)
+        finished(run.bench, run.clients[1], run.sites[1], packet)
 
 
 def test_a_client_deals_one_key_per_round() -> None:

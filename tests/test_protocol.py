@@ -22,7 +22,7 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import hello
 from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import RoundReport
-from fedrp.protocol.server_state import new_coordinator
+from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
@@ -59,11 +59,11 @@ def complained(
     run: Federation, client: int, packet: bytes, round_: int, log: pytest.LogCaptureFixture, why: str
 ) -> None:
     """The client takes no part and says which key it cannot use; why stays with it."""
-    before = run.silos[client]
+    before = run.clients[client]
     log.clear()
     (complaint,) = wire.decode(run.answer(client, packet))
     assert (complaint.kind, complaint.round, complaint.payload.size) == (Kind.COMPLAINT, round_, 0)
-    assert run.silos[client] == before
+    assert run.clients[client] == before
     assert why in log.text
 
 
@@ -71,10 +71,10 @@ def complained(
 
 
 def refused(run: Federation, client: int, packet: bytes, error: type[Exception], why: str) -> None:
-    before = run.silos[client]
+    before = run.clients[client]
     with pytest.raises(error, match=why):
         run.answer(client, packet)
-    assert run.silos[client] is before
+    assert run.clients[client] is before
 
 
 @pytest.mark.parametrize("name", TALKING)
@@ -92,10 +92,10 @@ def test_a_round_that_is_asked_for_twice_is_answered_with_the_same_bytes(name: s
     run = Federation(tiny_config(name))
     packets = run.open()
     reply = run.answer(2, packets[2])
-    after = run.silos[2]
+    after = run.clients[2]
     assert run.answer(2, packets[2]) == reply
-    assert run.silos[2].round == after.round == 1
-    assert np.array_equal(run.silos[2].state.model, after.state.model)
+    assert run.clients[2].round == after.round == 1
+    assert np.array_equal(run.clients[2].state.model, after.state.model)
 
 
 @pytest.mark.parametrize("kind", [Kind.ROUND, Kind.SEALED])
@@ -140,7 +140,7 @@ def test_an_envelope_under_another_dealers_name_is_refused(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("name", SECRET)
 def test_a_key_that_the_server_dealt_itself_is_refused(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It knows everyone's public keys, so it can seal; it cannot sign for a silo of the roster."""
+    """It knows everyone's public keys, so it can seal; it cannot sign for a client_state of the roster."""
     run = Federation(tiny_config(name))
     packet = run.open()[1]
     mallory = Identity(SecretKey(b"the server's own secret".ljust(32)), "client-0")
@@ -290,7 +290,7 @@ def test_an_average_that_overflows_is_said_and_not_kept() -> None:
     huge = np.full(run.server.upload_size, 3e38, np.float32)
 
     def uploads(round_: int) -> dict[int, bytes]:
-        return {c: wire.encode([Message(Kind.UPLOAD, run.run, round_, c, huge, weight=1)]) for c in run.silos}
+        return {c: wire.encode([Message(Kind.UPLOAD, run.run, round_, c, huge, weight=1)]) for c in run.clients}
 
     run.open()
     run.server, _ = server_side.close_round(run.server, run.read(uploads(2)))
@@ -363,7 +363,7 @@ def test_only_the_chosen_dealer_deals_and_only_the_next_key() -> None:
 
 def test_if_dealers_do_not_answer_the_next_in_the_roster_is_asked() -> None:
     run = Federation(tiny_config("fedrp", rounds=4))
-    new = new_coordinator(run.config, run.run, run.config.dim)
+    new = new_server(run.config, run.run, run.config.dim)
     assert [list(server_side.request_key(new, attempt)) for attempt in range(5)] == [[0], [1], [2], [3], [0]]
     new = server_side.take_keys(new, run.read({2: run.answer(2, server_side.request_key(new, 2)[2])}))
     assert {round_: dealt.dealer for round_, dealt in new.dealt.items()} == {0: 2, 1: 2}
@@ -452,7 +452,7 @@ def test_a_client_whose_copy_of_the_common_model_differs_is_left_out_and_told_to
 def test_where_everyone_is_needed_a_round_is_given_up_for_a_copy_that_differs(change: dict[str, object]) -> None:
     """The client must not upload twice in one round: it rebuilds its copy, and takes part in the next."""
     run = Federation(tiny_config("fedrp-subspace", rounds=5, projection="sign", server_momentum=0.5, **change))
-    everyone = tuple(run.silos)
+    everyone = tuple(run.clients)
     run.round()
     spoil(run, 2)
     report = run.round()
@@ -525,8 +525,8 @@ def test_marks_mean_nothing_where_clients_do_not_make_the_common_model(name: str
 
 
 def spoil(run: Federation, client: int) -> None:
-    state = run.silos[client].state
-    run.silos[client] = dataclasses.replace(run.silos[client], state=state._replace(model=state.model + 1))
+    state = run.clients[client].state
+    run.clients[client] = dataclasses.replace(run.clients[client], state=state._replace(model=state.model + 1))
 
 
 def test_a_round_that_is_opened_again_has_the_same_participants_and_asks_the_missing() -> None:
@@ -554,7 +554,7 @@ def learned_by(run: Federation, rounds: int = 3) -> tuple[set[bytes], list[bytes
     models = []
     for _ in range(rounds):
         run.round()
-        models += [silo.state.model.tobytes() for silo in run.silos.values()]
+        models += [client_state.state.model.tobytes() for client_state in run.clients.values()]
     kept = [pickle.dumps(getattr(run.server, field.name)) for field in dataclasses.fields(run.server)]
     return all_windows([*run.received, *kept]), models
 
@@ -605,7 +605,7 @@ def test_what_a_client_keeps_between_messages_holds_no_opened_key(name: str) -> 
     run = Federation(tiny_config(name))
     for _ in range(2):
         run.round()
-    for silo in run.silos.values():
-        kept = pickle.dumps(silo)
+    for client_state in run.clients.values():
+        kept = pickle.dumps(client_state)
         assert not any(key.reveal() in kept for key in round_keys(run.config))
         assert Identity.__name__.encode() not in kept

@@ -62,18 +62,18 @@ def edited(old: str, new: str) -> str:
 
 FIRST, SECOND = ROSTER.members[0], ROSTER.members[1]
 BAD = {
-    "a wrong fingerprint of a silo": (edited(f'"{FIRST.fingerprint}"', '"0000"'), "fingerprint of silo 'north'"),
-    "a wrong fingerprint of all": (edited(f'"{ROSTER.fingerprint}"', '"0000"'), "not that of these silos"),
+    "a wrong fingerprint of a client": (edited(f'"{FIRST.fingerprint}"', '"0000"'), "fingerprint of client 'north'"),
+    "a wrong fingerprint of all": (edited(f'"{ROSTER.fingerprint}"', '"0000"'), "not that of these clients"),
     "no fingerprint of all": (edited(f'fingerprint = "{ROSTER.fingerprint}"\n', ""), "no fingerprint of the whole"),
-    "a swapped key": (edited(FIRST.keys.x25519.hex(), "09" * 32), "fingerprint of silo 'north'"),
-    "a swapped signing key": (edited(FIRST.keys.ed25519.hex(), "09" * 32), "fingerprint of silo 'north'"),
+    "a swapped key": (edited(FIRST.keys.x25519.hex(), "09" * 32), "fingerprint of client 'north'"),
+    "a swapped signing key": (edited(FIRST.keys.ed25519.hex(), "09" * 32), "fingerprint of client 'north'"),
     "an unknown field": (edited('name = "north"', 'name = "north"\nport = 5'), "unknown field 'port'"),
     "an unknown setting": ("server = 1\n" + TEXT, "unknown field 'server'"),
-    "no name": (edited('name = "north"\n', ""), "a silo has no name"),
-    "not hexadecimal": (edited(FIRST.keys.x25519.hex(), "zz"), "x25519 of silo 'north' is not hexadecimal"),
-    "no silo": ('fingerprint = ""', "no .*silo.* entries"),
+    "no name": (edited('name = "north"\n', ""), "a client has no name"),
+    "not hexadecimal": (edited(FIRST.keys.x25519.hex(), "zz"), "x25519 of client 'north' is not hexadecimal"),
+    "no client": ('fingerprint = ""', "no .*client.* entries"),
     "not TOML": ("[[[", "not valid TOML"),
-    "nothing": ("", "no .*silo.* entries"),
+    "nothing": ("", "no .*client.* entries"),
 }
 
 
@@ -109,7 +109,9 @@ def test_two_silos_with_the_same_name_or_key_are_refused(field: str) -> None:
     else:
         twin = SECOND._replace(keys=SECOND.keys._replace(**{field: getattr(FIRST.keys, field)}))
     what = "name" if field == "name" else "key"
-    with pytest.raises(ConfigError, match=f"silos 'north' and '{twin.name}' have the same {what}: each needs its own"):
+    with pytest.raises(
+        ConfigError, match=f"clients 'north' and '{twin.name}' have the same {what}: each needs its own"
+    ):
         Roster((FIRST, twin))
 
 
@@ -124,7 +126,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
     [("x25519", b"x"), ("x25519", bytes(32)), ("ed25519", b""), ("hybrid", b"x" * 100), ("hybrid", bytes(1216))],
 )
 def test_a_key_that_cannot_be_used_is_refused(field: str, key: bytes) -> None:
-    with pytest.raises(ConfigError, match="silo 'north'"):
+    with pytest.raises(ConfigError, match="client 'north'"):
         Roster((Member("north", FIRST.keys._replace(**{field: key})),))
 
 
@@ -148,11 +150,11 @@ def altered(member: Member, field: str, key: bytes) -> Member:
 
 @pytest.mark.parametrize("field", ["x25519", "hybrid"])
 def test_one_point_in_two_encodings_is_not_two_keys(field: str) -> None:
-    """X25519 ignores the top bit: without it two silos would have one key, and a roster would not notice."""
+    """X25519 ignores the top bit: without it two clients would have one key, and a roster would not notice."""
     key = bytearray(getattr(FIRST.keys, field))
     key[-1] ^= 0x80
     told = refused(altered(SECOND, field, bytes(key)), FIRST)
-    assert told == "silo 'south': a public key is not in its canonical form: a coordinate is 2^255 - 19 or more"
+    assert told == "client 'south': a public key is not in its canonical form: a coordinate is 2^255 - 19 or more"
 
 
 @pytest.mark.parametrize("excess", [0, 1, 18])
@@ -166,7 +168,7 @@ def test_a_coordinate_beyond_the_field_is_refused(field: str, excess: int) -> No
 def test_a_signing_key_of_small_order_is_refused(order: str, sign: int) -> None:
     """Under 01 00..00 a signature that anyone can write down verifies for every message, for any of its owners."""
     key = (SMALL_ORDER[order] + sign).to_bytes(32, "little")
-    assert refused(altered(FIRST, "ed25519", key)).startswith("silo 'north': a public key is not a usable point")
+    assert refused(altered(FIRST, "ed25519", key)).startswith("client 'north': a public key is not a usable point")
 
 
 def test_an_ml_kem_key_in_a_second_encoding_is_refused() -> None:
@@ -176,9 +178,9 @@ def test_an_ml_kem_key_in_a_second_encoding_is_refused() -> None:
 
 def test_a_part_of_anothers_hybrid_key_is_refused() -> None:
     mixed = FIRST.keys.hybrid[:1184] + SECOND.keys.hybrid[1184:]
-    assert "silos 'north' and 'south' have the same key" in refused(FIRST, altered(SECOND, "hybrid", mixed))
+    assert "clients 'north' and 'south' have the same key" in refused(FIRST, altered(SECOND, "hybrid", mixed))
     own = altered(SECOND, "hybrid", SECOND.keys.hybrid[:1184] + SECOND.keys.x25519)
-    assert "silos 'south' and 'south' have the same key" in refused(FIRST, own)
+    assert "clients 'south' and 'south' have the same key" in refused(FIRST, own)
 
 
 def load(tmp_path: Path, *members: Member) -> Roster:
@@ -188,7 +190,7 @@ def load(tmp_path: Path, *members: Member) -> Roster:
 
 
 def test_each_key_of_an_entry_is_proved(tmp_path: Path) -> None:
-    """Mallory, as "south", enters a key of the silo "north" as her own, and signs with all that she has."""
+    """Mallory, as "south", enters a key of the client "north" as her own, and signs with all that she has."""
     mallory = Identity(SecretKey(b"m" * 32), "south")
     honest = Member.of(mallory)
     assert load(tmp_path, honest).members == (honest,)
@@ -201,7 +203,9 @@ def test_each_key_of_an_entry_is_proved(tmp_path: Path) -> None:
     ]:
         foreign = altered(honest, field, key)
         foreign = foreign._replace(proof=mallory.prove(foreign.digest))
-        with pytest.raises(ConfigError, match=r"silo 'south' does not prove that it holds the keys of its entry: get"):
+        with pytest.raises(
+            ConfigError, match=r"client 'south' does not prove that it holds the keys of its entry: get"
+        ):
             load(tmp_path, foreign)
 
 
@@ -217,21 +221,21 @@ def test_a_proof_is_bound_to_the_name_and_to_all_keys(tmp_path: Path) -> None:
 def test_a_proof_with_one_changed_bit_is_none(position: int, tmp_path: Path) -> None:
     proof = bytearray(FIRST.proof)
     proof[position] ^= 1
-    with pytest.raises(ConfigError, match="silo 'north' does not prove"):
+    with pytest.raises(ConfigError, match="client 'north' does not prove"):
         load(tmp_path, FIRST._replace(proof=bytes(proof)))
 
 
 def test_a_signature_for_a_round_key_is_no_proof(tmp_path: Path) -> None:
     identity = IDENTITIES[0]
     signed = identity.sign(FIRST.digest)
-    with pytest.raises(ConfigError, match="silo 'north' does not prove"):
+    with pytest.raises(ConfigError, match="client 'north' does not prove"):
         load(tmp_path, FIRST._replace(proof=signed + FIRST.proof[64:]))
 
 
 def test_a_roster_of_an_earlier_version_is_one_line_that_says_what_to_do(file: Path) -> None:
     file.write_text("\n".join(line for line in file.read_text().splitlines() if not line.startswith("proof")))
     with pytest.raises(
-        ConfigError, match=r"silo 'north' does not prove.*earlier versions.*'fedrp keys show'"
+        ConfigError, match=r"client 'north' does not prove.*earlier versions.*'fedrp keys show'"
     ) as caught:
         Roster.load(file)
     assert "\n" not in str(caught.value)
@@ -250,7 +254,7 @@ def test_every_twin_signs_for_its_x25519_key() -> None:
 
 
 def test_unknown_names_and_foreign_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no silo 'west' in the roster"):
+    with pytest.raises(ConfigError, match="no client 'west' in the roster"):
         ROSTER.index("west")
     with pytest.raises(ConfigError, match="has other keys for 'north' than your key file"):
         ROSTER.place_of(Identity(SecretKey(bytes(32)), "north"))
@@ -334,7 +338,7 @@ def test_from_keys_to_a_roster_on_the_command_line(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit) as caught:
         main(["roster", "make", str(tmp_path / "again.toml"), *entries, entries[0]])
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "fedrp: silos 'north' and 'north' have the same name: each needs its own\n"
+    assert capsys.readouterr().err == "fedrp: clients 'north' and 'north' have the same name: each needs its own\n"
 
 
 def test_the_secret_is_on_no_command_line_and_in_no_output(tmp_path: Path) -> None:

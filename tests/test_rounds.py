@@ -8,9 +8,9 @@ import pytest
 
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.errors import ProtocolError, QuorumError
-from fedrp.protocol.client_state import Silo
+from fedrp.protocol.client_state import Client
 from fedrp.protocol.rounds import Answers, Exchange, Step, begin, rounds
-from fedrp.protocol.server_state import Coordinator, new_coordinator
+from fedrp.protocol.server_state import Server, new_server
 from fedrp.types import Packets
 from helpers import Federation, tiny_config
 
@@ -21,7 +21,7 @@ class Diary:
 
     entries: list[object] = field(default_factory=list)
 
-    def save(self, server: Coordinator) -> None:
+    def save(self, server: Server) -> None:
         self.entries.append(server)
 
     def log(self, event: str, details: Mapping[str, object]) -> None:
@@ -29,7 +29,7 @@ class Diary:
 
     @property
     def steps(self) -> list[str]:
-        return ["saved" if isinstance(e, Coordinator) else e.value if isinstance(e, Step) else "" for e in self.entries]
+        return ["saved" if isinstance(e, Server) else e.value if isinstance(e, Step) else "" for e in self.entries]
 
 
 @dataclass
@@ -50,18 +50,18 @@ class LossyCarrier(BenchCarrier):
 
 def new_run(
     name: str, deaf: dict[Step, set[int]] | None = None, once: dict[Step, set[int]] | None = None, **changes: object
-) -> tuple[Coordinator, LossyCarrier, Diary]:
+) -> tuple[Server, LossyCarrier, Diary]:
     """Parties before anything has been said."""
     run, diary = Federation(tiny_config(name, rounds=2, **changes)), Diary()
-    fresh = new_coordinator(run.config, run.run, run.server.upload_size)
-    silos = [Silo(client) for client in run.silos]
+    fresh = new_server(run.config, run.run, run.server.upload_size)
+    client_states = [Client(client) for client in run.clients]
     carrier = LossyCarrier(
-        run.config.clients, 2, run.bench, list(run.sites.values()), silos, True, diary, deaf or {}, once or {}
+        run.config.clients, 2, run.bench, list(run.sites.values()), client_states, True, diary, deaf or {}, once or {}
     )
     return fresh, carrier, diary
 
 
-def finished(server: Coordinator, carrier: LossyCarrier, diary: Diary) -> Coordinator:
+def finished(server: Server, carrier: LossyCarrier, diary: Diary) -> Server:
     server = begin(server, carrier, diary, server.config.clients)
     coins = np.linspace(0, 0.9, server.config.clients)
     for closed in rounds(server, carrier, diary, lambda _server: coins):
@@ -74,7 +74,7 @@ def test_a_round_is_asked_closed_and_kept_and_its_key_is_there_before() -> None:
     assert finished(server, carrier, diary).round == 2
     assert diary.steps == ["deal", "saved", "train", "saved", "train", "saved"]
     first = diary.entries[1]
-    assert isinstance(first, Coordinator)
+    assert isinstance(first, Server)
     assert {0, 1} <= set(first.dealt)
 
 
@@ -83,16 +83,16 @@ def test_a_cohort_that_coins_chose_is_kept_before_it_is_asked() -> None:
     finished(server, carrier, diary)
     assert diary.steps[:3] == ["saved", "train", "saved"]
     chosen = diary.entries[0]
-    assert isinstance(chosen, Coordinator)
+    assert isinstance(chosen, Server)
     assert chosen.participants == (0, 1)
 
 
 def test_who_is_left_out_of_a_masked_sum_is_kept_before_anyone_helps() -> None:
     server, carrier, diary = new_run("fedavg", {Step.TRAIN: {1}}, secure_aggregation=True, clients=6, quorum=0.5)
     finished(server, carrier, diary)
-    assert diary.steps[:4] == ["train", "saved", "recover", "saved"]
-    recovering = diary.entries[1]
-    assert isinstance(recovering, Coordinator)
+    assert diary.steps[:5] == ["saved", "train", "saved", "recover", "saved"]
+    recovering = diary.entries[2]
+    assert isinstance(recovering, Server)
     assert 1 in recovering.left_out
 
 

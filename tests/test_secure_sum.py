@@ -25,7 +25,7 @@ from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.privacy.events import Adversary
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.server_state import MaskEntry, new_coordinator
+from fedrp.protocol.server_state import MaskEntry, new_server
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.result import RoundRecord
 from fedrp.storage.client_state import packed_clients, read_clients
@@ -52,10 +52,10 @@ def request(run: Federation, left_out: tuple[int, ...], round_: int = 1) -> byte
 
 
 def refused(run: Federation, client: int, packet: bytes, why: str) -> None:
-    before = run.silos[client]
+    before = run.clients[client]
     with pytest.raises((ProtocolError, WireError), match=why):
         run.answer(client, packet)
-    assert run.silos[client] is before
+    assert run.clients[client] is before
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def test_the_sum_of_those_who_came_is_exact() -> None:
 def test_a_client_whose_model_differs_is_left_out_with_another() -> None:
     run = secure(clients=6, rounds=4)
     run.round()
-    state = run.silos[2].state
-    run.silos[2] = dataclasses.replace(run.silos[2], state=state._replace(model=state.model + 1))
+    state = run.clients[2].state
+    run.clients[2] = dataclasses.replace(run.clients[2], state=state._replace(model=state.model + 1))
     assert run.round().participants == (0, 1, 4, 5)
     assert run.round().participants == tuple(range(6))
     models = run.final_models()
@@ -359,14 +359,14 @@ def test_the_rules_outlive_the_process(tmp_path: Path) -> None:
     packet = run.open()[1]
     run.answer(1, packet)
     run.answer(1, request(run, (0, 2)))
-    silo = run.silos[1]
-    (tmp_path / "state").write_bytes(packed_clients(run.run, [silo]))
+    client_state = run.clients[1]
+    (tmp_path / "state").write_bytes(packed_clients(run.run, [client_state]))
     (restored,) = read_clients(tmp_path / "state", run.run)
-    assert dataclasses.replace(restored, state=silo.state) == silo
-    run.silos[1] = restored
+    assert dataclasses.replace(restored, state=client_state.state) == client_state
+    run.clients[1] = restored
     refused(run, 1, request(run, (0, 3)), "helped in another recovery")
-    assert run.answer(1, packet) == silo.reply
-    run.silos[1] = dataclasses.replace(restored, reply=b"")  # even if the reply was lost
+    assert run.answer(1, packet) == client_state.reply
+    run.clients[1] = dataclasses.replace(restored, reply=b"")  # even if the reply was lost
     refused(run, 1, packet, "past round 1")
 
 
@@ -385,7 +385,7 @@ def test_a_client_that_is_told_to_rebuild_remembers_the_rules() -> None:
 
 def vectors_of(run: Federation, plain: Federation) -> dict[int, np.ndarray]:
     """What the clients would send unmasked, in grid steps."""
-    scale = grid.finest(64.0, Call(tuple(run.silos), (1,) * len(run.silos)), grid.HEADROOM)
+    scale = grid.finest(64.0, Call(tuple(run.clients), (1,) * len(run.clients)), grid.HEADROOM)
     replies = plain.deliver(plain.open())
     return {c: grid.encode(wire.decode(r)[0].payload, scale, 1)[0] for c, r in replies.items()}
 
@@ -419,7 +419,7 @@ def test_different_lists_to_different_survivors_give_it_nothing() -> None:
     assert np.mean(np.abs((exposed - true[6]).view(np.int32)) < 2**24) < 0.1  # uniform
 
     made = maskers(
-        run, tuple(range(7)), round_key=None, transcript=run.silos[0].transcript
+        run, tuple(range(7)), round_key=None, transcript=run.clients[0].transcript
     )  # the attack is real: without the inner masks it would work
     bare = [
         m._added(np.zeros(len(true[6]), np.uint32), (p, 6), b"upload") for (c, p) in pairs.items() for m in [made[c]]
@@ -481,9 +481,9 @@ def test_the_end_cannot_be_announced_in_the_middle_to_slip_in_an_aggregate() -> 
     run = secure("fedrp-subspace", clients=6, rounds=4)
     run.round()
     end = server_side.finish(run.server, (2,))[2]
-    before = run.silos[2]
+    before = run.clients[2]
     assert run.answer(2, end) == b""
-    assert (run.silos[2].since, run.silos[2].state) == (before.since, before.state)
+    assert (run.clients[2].since, run.clients[2].state) == (before.since, before.state)
 
 
 @pytest.mark.parametrize("lie", [False, True])
@@ -509,9 +509,9 @@ def test_only_a_client_with_a_common_model_rebuilds_its_state() -> None:
     """Elsewhere its own past would be lost, and a server could choose whose."""
     run = secure("fedadmm", clients=6, rounds=4)
     run.round()
-    before = run.silos[2].state
+    before = run.clients[2].state
     run.answer(2, wire.encode([Message(Kind.REBUILD, run.run, 2, wire.SERVER, wire.EMPTY, projection=run.bench.tag)]))
-    assert run.silos[2].state is before
+    assert run.clients[2].state is before
 
 
 def comes_and_goes(run: Federation, absences: tuple[set[int], ...]) -> None:
@@ -519,7 +519,7 @@ def comes_and_goes(run: Federation, absences: tuple[set[int], ...]) -> None:
     for away in absences:
         packets = run.open()
         run.close(run.deliver({c: packet for c, packet in packets.items() if c not in away}))
-        for attempt in range(len(run.silos)):
+        for attempt in range(len(run.clients)):
             for stand_in, wanted in server_side.request_key(run.server, attempt).items():
                 run.take_keys({stand_in: run.answer(stand_in, wanted)})
 
@@ -529,7 +529,7 @@ def test_the_transcript_is_the_same_for_all_who_were_told_the_same(name: str) ->
     """Also for one that came late and one that was away."""
     run = secure(name, clients=7, rounds=6, quorum=0.5)  # with shared noise nobody may be away, unless it is said
     comes_and_goes(run, ({6, 1}, {6, 1}, {6, 2}, set()))
-    assert len({silo.transcript for silo in run.silos.values()}) == 1
+    assert len({client_state.transcript for client_state in run.clients.values()}) == 1
     assert run.round().participants == tuple(range(7))
 
 
@@ -551,12 +551,12 @@ def test_who_keeps_state_of_its_own_and_missed_a_round_is_not_summed_with_the_ot
 def test_the_transcript_survives_that_a_client_rebuilds_its_model() -> None:
     run = secure("fedrp-subspace", clients=7, rounds=6)
     comes_and_goes(run, ({6, 1}, set()))
-    run.silos[3] = dataclasses.replace(
-        run.silos[3], state=run.silos[3].state._replace(model=run.silos[3].state.model + 1)
+    run.clients[3] = dataclasses.replace(
+        run.clients[3], state=run.clients[3].state._replace(model=run.clients[3].state.model + 1)
     )
     assert 3 not in run.round().participants
     assert 3 in run.round().participants
-    assert len({silo.transcript for silo in run.silos.values()}) == 1
+    assert len({client_state.transcript for client_state in run.clients.values()}) == 1
 
 
 def test_a_recovery_that_not_all_survivors_answer_gives_nothing() -> None:
@@ -674,7 +674,7 @@ def test_coins_never_choose_fewer_than_can_be_summed() -> None:
     for round_ in range(30):
         coins = np.random.default_rng(round_).random(8)
         greeted = {client: MaskEntry(1, b"") for client in range(8)}
-        servers = [new_coordinator(c, bytes(16), 1) for c in (config, masked)]
+        servers = [new_server(c, bytes(16), 1) for c in (config, masked)]
         few, enough = (
             server_side.open_round(dataclasses.replace(server, mask_keys=greeted), coins)[0].participants
             for server in servers

@@ -21,7 +21,7 @@ from fedrp.errors import SiteError
 from fedrp.files import write_atomically
 from fedrp.protocol import wire
 from fedrp.protocol.server import take_keys
-from fedrp.protocol.server_state import Coordinator, Dealt, new_coordinator
+from fedrp.protocol.server_state import Dealt, Server, new_server
 from fedrp.protocol.wire import Kind, Message
 from fedrp.storage import server_state
 from fedrp.storage.server import ServerFolder
@@ -32,14 +32,14 @@ TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.ex
 WAY_OUT = "put the latest copy of the store back, or give another store"
 
 
-def comparable(server: Coordinator) -> tuple[object, ...]:
+def comparable(server: Server) -> tuple[object, ...]:
     """All fields, with arrays as bytes."""
     vectors = {round_: vector.tobytes() for round_, vector in server.aggregates.items()}
     return dataclasses.replace(server, aggregates={}), vectors
 
 
-def fresh(run: Federation) -> Coordinator:
-    return new_coordinator(run.config, run.run, run.server.upload_size)
+def fresh(run: Federation) -> Server:
+    return new_server(run.config, run.run, run.server.upload_size)
 
 
 def round_files(root: Path) -> list[str]:
@@ -75,7 +75,7 @@ def test_what_is_loaded_is_what_was_saved_at_every_moment(name: str, secure: boo
 
 def test_every_field_of_the_server_is_kept() -> None:
     """A field that is added to the server must be added to the head, or it would be lost in a crash."""
-    fields = {field.name for field in dataclasses.fields(Coordinator)}
+    fields = {field.name for field in dataclasses.fields(Server)}
     assert fields == {*server_state.HEAD_FIELDS, "config", "run", "upload_size", "dealt", "aggregates"}
 
 
@@ -107,13 +107,13 @@ def test_a_deal_for_a_completed_round_changes_nothing(tmp_path: Path) -> None:
 # --- what a save costs -----------------------------------------------------------------------------------------------
 
 
-def long_run(clients: int, rounds: int, dim: int = 10) -> Coordinator:
+def long_run(clients: int, rounds: int, dim: int = 10) -> Server:
     """The server before its first round, for a run whose rounds are made by `after_a_round`."""
     config = tiny_config("fedrp-subspace", clients=clients, rounds=rounds, dim=dim)
-    return new_coordinator(resolved(config, 61_706), b"a run of tests..", dim)
+    return new_server(resolved(config, 61_706), b"a run of tests..", dim)
 
 
-def after_a_round(server: Coordinator) -> Coordinator:
+def after_a_round(server: Server) -> Server:
     """As `close_round` leaves it: one more aggregate, and the envelopes of the round after it."""
     config, round_ = server.config, server.round + 1
     size = ENVELOPE_BYTES[config.sealing]
@@ -128,7 +128,7 @@ def after_a_round(server: Coordinator) -> Coordinator:
     )
 
 
-def bytes_per_save(folder: ServerFolder, server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def bytes_per_save(folder: ServerFolder, server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How much each save of a whole run writes."""
     written: list[int] = []
 

@@ -620,7 +620,7 @@ def test_clients_of_an_earlier_version_are_one_clear_error(workers: int, task: T
         simulate(config, task, speed, tmp_path, on_round=stop_after(2))
     for path in tmp_path.rglob("clients-*.safetensors"):
         before = sha256_of(path)
-        save_file({"0": torch.ones(3)}, path, {"silos": "[]"})
+        save_file({"0": torch.ones(3)}, path, {"clients": "[]"})
         sums = path.with_name("sums.json")
         sums.write_text(sums.read_text().replace(before, sha256_of(path)))
     told = rf"\({tmp_path}\S*clients-000\d.safetensors is of another version of fedrp: [^:]*\): "

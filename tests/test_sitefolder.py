@@ -27,7 +27,7 @@ from fedrp.files import locked, write_atomically
 from fedrp.flower import client_app
 from fedrp.flower.messages import HELLO, ROUND, RefusedError, packet_of, question
 from fedrp.protocol import wire
-from fedrp.protocol.client_state import Silo
+from fedrp.protocol.client_state import Client
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.simulate import simulate
 from fedrp.storage.client_state import ARRAY_FIELDS, PLAIN_FIELDS, packed_clients, read_clients
@@ -40,9 +40,9 @@ from helpers import Federation, environment, round_keys, tiny_config, tiny_task
 TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 
 
-def same(one: Silo, other: Silo) -> bool:
+def same(one: Client, other: Client) -> bool:
     states = zip(one.state or (), other.state or (), strict=True)
-    plain = [dataclasses.replace(silo, state=None) for silo in (one, other)]
+    plain = [dataclasses.replace(client_state, state=None) for client_state in (one, other)]
     return plain[0] == plain[1] and all(np.array_equal(a, b) for a, b in states)
 
 
@@ -57,7 +57,7 @@ def federation() -> Federation:
 def folder(tmp_path: Path, federation: Federation) -> SiteFolder:
     folder = SiteFolder(tmp_path / "state", federation.run)
     folder.begin(1, terms("fedrp"))
-    folder.save(federation.silos[1])
+    folder.save(federation.clients[1])
     return folder
 
 
@@ -76,10 +76,10 @@ def test_a_client_that_is_written_and_read_between_all_messages_is_the_same_clie
         for client in packets:
             folder = SiteFolder(tmp_path / str(client), kept.run)
             folder.begin(client, terms(name))
-            before = kept.silos[client]
+            before = kept.clients[client]
             folder.save(before)
-            kept.silos[client] = folder.load(client)
-            assert same(kept.silos[client], before)
+            kept.clients[client] = folder.load(client)
+            assert same(kept.clients[client], before)
         kept.close(kept.deliver(packets))
         plain.round()
     for client, model in kept.final_models().items():
@@ -89,7 +89,7 @@ def test_a_client_that_is_written_and_read_between_all_messages_is_the_same_clie
 def test_a_run_that_is_begun_has_a_new_state_on_the_disk(tmp_path: Path) -> None:
     folder = SiteFolder(tmp_path, bytes(16))
     folder.begin(2, terms())
-    assert folder.load(2) == Silo(2)
+    assert folder.load(2) == Client(2)
 
 
 def test_only_the_owner_can_read_it_and_no_key_is_in_it(folder: SiteFolder, federation: Federation) -> None:
@@ -124,13 +124,13 @@ def test_one_flipped_bit_anywhere_in_a_state_is_one_clear_error(folder: SiteFold
             told = str(error)
             assert re.fullmatch(rf"{path} [^\n]*: let this site sit the run out, [^\n]*", told)
         else:  # white space between the header and the data, which means nothing
-            assert same(found, federation.silos[1])
+            assert same(found, federation.clients[1])
             assert whole[position : position + 1] == b" "
 
 
 def test_a_state_of_an_earlier_version_is_one_clear_error(folder: SiteFolder) -> None:
     path, metadata = folder.root / "state.safetensors", {"format": "fedrp site state 2", "run": folder.run.hex()}
-    save_file({"model": torch.ones(3)}, path, {**metadata, "silo": json.dumps({"client": 1, "state": ["model"]})})
+    save_file({"model": torch.ones(3)}, path, {**metadata, "client": json.dumps({"client": 1, "state": ["model"]})})
     told = f"{path} is of another version of fedrp: finish its run with that one, or begin a new one"
     with pytest.raises(SiteError, match=f"^{told}$"):
         folder.load(1)
@@ -138,12 +138,12 @@ def test_a_state_of_an_earlier_version_is_one_clear_error(folder: SiteFolder) ->
 
 def test_every_field_of_a_client_is_kept() -> None:
     """A field that is added to the client must be added to its file, or it would be lost in a crash."""
-    assert {field.name for field in dataclasses.fields(Silo)} == {*PLAIN_FIELDS, *ARRAY_FIELDS}
+    assert {field.name for field in dataclasses.fields(Client)} == {*PLAIN_FIELDS, *ARRAY_FIELDS}
 
 
 def test_what_simulated_clients_share_is_stored_once_and_shared_again(tmp_path: Path) -> None:
     shared, run = np.ones((1000, 32), np.uint8), bytes(16)
-    clients = [Silo(client, mask_keys=shared, reply=bytes([client]) * 9) for client in range(5)]
+    clients = [Client(client, mask_keys=shared, reply=bytes([client]) * 9) for client in range(5)]
     (tmp_path / "clients").write_bytes(packed_clients(run, clients))
     assert (tmp_path / "clients").stat().st_size < 2 * shared.nbytes
     loaded = read_clients(tmp_path / "clients", run)
@@ -227,7 +227,7 @@ def test_a_crash_between_the_first_two_files_can_be_gone_on_from(
     monkeypatch.undo()
     folder.begin(2, terms())
     folder.settle(terms())
-    assert folder.load(2) == Silo(2)
+    assert folder.load(2) == Client(2)
 
 
 def test_a_run_from_before_sites_named_their_data_goes_on(folder: SiteFolder) -> None:
@@ -300,7 +300,7 @@ def test_a_site_that_has_lost_its_state_does_not_answer_a_round_again(
 def test_a_full_disk_leaves_the_old_state(small_disk: Path, federation: Federation) -> None:
     folder = SiteFolder(small_disk, federation.run)
     folder.begin(1, terms("fedrp"))
-    old = federation.silos[1]
+    old = federation.clients[1]
     folder.save(old)
     big = dataclasses.replace(old, round=2, reply=bytes(100_000))
     with pytest.raises(SiteError, match=r"state.safetensors: No space left on device; what was there is unchanged"):

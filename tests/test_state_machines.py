@@ -25,7 +25,7 @@ from fedrp.errors import FedRPError, QuorumError
 from fedrp.protocol import client as client_side
 from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
-from fedrp.protocol.client_state import Silo
+from fedrp.protocol.client_state import Client
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy
@@ -64,7 +64,7 @@ def started(case: Case) -> Federation:
     """A federation of one's own; states and keys are shared, because nothing may change them in place."""
     run = set_up(case)
     mine = object.__new__(Federation)
-    mine.__dict__ |= {**run.__dict__, "silos": dict(run.silos), "sites": dict(run.sites), "received": []}
+    mine.__dict__ |= {**run.__dict__, "clients": dict(run.clients), "sites": dict(run.sites), "received": []}
     return mine
 
 
@@ -90,7 +90,7 @@ class Parties(RuleBasedStateMachine):
 
     def ask(self, client: int, packet: bytes) -> bytes | None:
         """What a client replies, None if it refuses: then it is as it was."""
-        before = self.run.silos[client]
+        before = self.run.clients[client]
         kept = contents(before)
         self.watch.forget()
         reply: bytes | None
@@ -102,7 +102,7 @@ class Parties(RuleBasedStateMachine):
         if reply is None:
             self.reach("a refusal")
             return None
-        after = self.run.silos[client]
+        after = self.run.clients[client]
         assert after.round >= before.round, f"client {client} went back to round {after.round}"
         if before.reply == reply and reply:
             self.reach("the same upload again")
@@ -113,16 +113,16 @@ class Parties(RuleBasedStateMachine):
 
     def crashes_before_it_writes(self, client: int, packet: bytes) -> None:
         """The client works on a packet and dies: nothing was kept, so nothing left."""
-        before = self.run.silos[client]
+        before = self.run.clients[client]
         with contextlib.suppress(FedRPError):
             self.run.answer(client, packet)
-        self.run.silos[client] = before
+        self.run.clients[client] = before
 
     @rule(client=st.sampled_from(EVERYONE))
     def client_restarts(self, client: int) -> None:
-        again = restarted(self.run.silos[client])
-        assert contents(again) == contents(self.run.silos[client])
-        self.run.silos[client] = again
+        again = restarted(self.run.clients[client])
+        assert contents(again) == contents(self.run.clients[client])
+        self.run.clients[client] = again
 
     @invariant()
     def no_upload_is_singled_out(self) -> None:
@@ -177,19 +177,19 @@ def message(run: Federation, kind: Kind, round_: int, payload: wire.Payload = wi
 
 
 @functools.lru_cache(maxsize=len(CASES))
-def stocked(case: Case) -> tuple[dict[int, Silo], dict[tuple[int, int], list[bytes]]]:
+def stocked(case: Case) -> tuple[dict[int, Client], dict[tuple[int, int], list[bytes]]]:
     """Two clients that have been asked for a key of every round, and the envelopes by dealer and round."""
     run = started(case)
     if not run.bench.algorithm.server.round_keys:
         return {}, {}
-    run.silos |= {dealer: Silo(dealer) for dealer in (0, 1)}  # as if nobody had asked before
+    run.clients |= {dealer: Client(dealer) for dealer in (0, 1)}  # as if nobody had asked before
     envelopes = {}
     for dealer in (0, 1):
         for round_ in range(ROUNDS + 1):
             (deal,) = wire.decode(run.answer(dealer, wire.encode([message(run, Kind.DEAL_REQUEST, round_)])))
             size = ENVELOPE_BYTES["x25519"]
             envelopes[dealer, round_] = split(deal.payload.tobytes(), size, CLIENTS, "envelopes")
-    return {dealer: run.silos[dealer] for dealer in (0, 1)}, envelopes
+    return {dealer: run.clients[dealer] for dealer in (0, 1)}, envelopes
 
 
 class LyingServer(Parties):
@@ -201,7 +201,7 @@ class LyingServer(Parties):
         rng = np.random.default_rng(7)
         self.aggregates = {name: rng.normal(0, 0.01, size).astype(np.float32) for name in ("first", "second")}
         dealers, self.envelopes = stocked(self.case)
-        self.run.silos |= dealers
+        self.run.clients |= dealers
         self.packets: list[tuple[int, bytes]] = []
 
     def _outcomes(self, story: Story) -> list[Message]:
@@ -494,7 +494,7 @@ def in_place(patch: pytest.MonkeyPatch, name: str) -> None:
     """Keys are noted before the rest of a packet is looked at."""
     real = client_side.noted
 
-    def noted(bench: Any, client: Silo, site: Any, inbox: Any) -> Any:
+    def noted(bench: Any, client: Client, site: Any, inbox: Any) -> Any:
         found, complaint = real(bench, client, site, inbox)
         client.envelopes.update(found.envelopes)  # type: ignore[attr-defined]
         return found, complaint

@@ -22,8 +22,8 @@ from fedrp.crypto.masks import Masker
 from fedrp.crypto.sealing import Identity
 from fedrp.crypto.secret import SecretKey
 from fedrp.protocol import wire
-from fedrp.protocol.client_state import Silo
-from fedrp.protocol.server_state import Coordinator
+from fedrp.protocol.client_state import Client
+from fedrp.protocol.server_state import Server
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.identities import SimulatedEntropy
 from fedrp.storage.client_state import PLAIN_FIELDS, packed_clients, read_clients
@@ -51,24 +51,32 @@ class DeployedNoise(NamedTuple):
 # --- states of clients and servers -----------------------------------------------------------------------------------
 
 
-def contents(silo: Silo) -> tuple[object, ...]:
+def contents(client_state: Client) -> tuple[object, ...]:
     """All that a client keeps, to be compared: also what changed in place would show."""
-    arrays = [*(silo.state or ()), silo.mask_keys, *([] if silo.last is None else [silo.last])]
-    return (json.dumps(to_record(silo, PLAIN_FIELDS)), silo.reply, *(array.tobytes() for array in arrays))
+    arrays = [
+        *(client_state.state or ()),
+        client_state.mask_keys,
+        *([] if client_state.last is None else [client_state.last]),
+    ]
+    return (
+        json.dumps(to_record(client_state, PLAIN_FIELDS)),
+        client_state.reply,
+        *(array.tobytes() for array in arrays),
+    )
 
 
-def server_contents(server: Coordinator) -> dict[str, object]:
+def server_contents(server: Server) -> dict[str, object]:
     """All that a server knows, to be compared: also what changed in place would show."""
     known = {field.name: getattr(server, field.name) for field in dataclasses.fields(server)}
     aggregates = {round_: vector.tobytes() for round_, vector in server.aggregates.items()}
     return known | {"aggregates": aggregates, "dealt": dict(server.dealt), "mask_keys": dict(server.mask_keys)}
 
 
-def restarted(silo: Silo) -> Silo:
+def restarted(client_state: Client) -> Client:
     """The client after its process ended: what was written, read again."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state"
-        path.write_bytes(packed_clients(_RUN, [silo]))
+        path.write_bytes(packed_clients(_RUN, [client_state]))
         (again,) = read_clients(path, _RUN)
     return again
 

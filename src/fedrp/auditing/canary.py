@@ -38,9 +38,9 @@ from fedrp.privacy.ledger import statements
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.client_state import Silo, Site, Workbench
+from fedrp.protocol.client_state import Client, Site, Workbench
 from fedrp.protocol.rounds import NoStore, begin, hellos_matter, rounds
-from fedrp.protocol.server_state import new_coordinator
+from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_roster, simulated_site
@@ -229,10 +229,10 @@ class Mechanism:
         """One run with the secrets of `seed`."""
         config, bench = self.config, self._bench(inside, seed)
         size = bench.algorithm.server.upload_size(config, self.parameters)
-        server = new_coordinator(config, _RUN, size)
+        server = new_server(config, _RUN, size)
         sites = [_site(seed, client) for client in range(config.clients)]
-        silos = [Silo(client) for client in range(config.clients)]
-        carrier, store = BenchCarrier(config.clients, 1, bench, sites, silos, hellos_matter(server)), NoStore()
+        states = [Client(client) for client in range(config.clients)]
+        carrier, store = BenchCarrier(config.clients, 1, bench, sites, states, hellos_matter(server)), NoStore()
         # With the same secrets, what is under the masks is what would be sent without them.
         bare = dataclasses.replace(config, secure_aggregation=False)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])

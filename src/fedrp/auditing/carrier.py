@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedrp.protocol.client import hello, respond
-from fedrp.protocol.client_state import Silo, Site, Workbench
+from fedrp.protocol.client_state import Client, Site, Workbench
 from fedrp.protocol.rounds import Answers, Exchange, NearCarrier
 from fedrp.types import Packets
 
@@ -14,7 +14,7 @@ class BenchCarrier(NearCarrier):
 
     bench: Workbench
     sites: list[Site]
-    silos: list[Silo]
+    states: list[Client]
     greeting: bool  # whether clients have yet to be asked for their hellos
 
     def hellos(self) -> Packets:
@@ -25,8 +25,8 @@ class BenchCarrier(NearCarrier):
     def exchange(self, packets: Packets, exchange: Exchange) -> Answers:  # noqa: ARG002 - nobody is ever away
         """All replies; the clients' states move on."""
         asked = sorted(packets)
-        silos, sites = [self.silos[c] for c in asked], [self.sites[c] for c in asked]
-        answers = respond(self.bench, silos, sites, [packets[c] for c in asked])
-        for client, (silo, _) in zip(asked, answers, strict=True):
-            self.silos[client] = silo
+        states, sites = [self.states[c] for c in asked], [self.sites[c] for c in asked]
+        answers = respond(self.bench, states, sites, [packets[c] for c in asked])
+        for client, (state, _) in zip(asked, answers, strict=True):
+            self.states[client] = state
         return Answers({client: reply for client, (_, reply) in zip(asked, answers, strict=True)})

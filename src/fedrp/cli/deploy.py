@@ -14,14 +14,14 @@ from fedrp.cli.common import cli
 
 @cli.group()
 def keys() -> None:
-    """A silo's own keys."""
+    """A client's own keys."""
 
 
 @keys.command("new")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="name of the silo, as all others will know it")
+@click.option("--name", required=True, help="name of the client, as all others will know it")
 def keys_new(path: Path, name: str) -> None:
-    """Make a silo's private key file at PATH, and print the public entry for the roster."""
+    """Make a client's private key file at PATH, and print the public entry for the roster."""
     from fedrp.crypto.roster import entry_of, new_identity
 
     print(entry_of(new_identity(path, name)).to_toml(), end="")
@@ -39,7 +39,7 @@ def keys_show(path: Path) -> None:
 
 @cli.group()
 def roster() -> None:
-    """The list of all silos and their public keys."""
+    """The list of all clients and their public keys."""
 
 
 @roster.command("make")
@@ -57,7 +57,7 @@ def roster_make(out: Path, entries: tuple[Path, ...]) -> None:
 @roster.command("show")
 @click.argument("file", type=click.Path(path_type=Path))
 def roster_show(file: Path) -> None:
-    """Check a roster and print its silos and fingerprints; compare the last line with the other silos', by phone."""
+    """Check a roster and print its clients and fingerprints; compare the last line with the others', by phone."""
     from fedrp.crypto.roster import Roster
 
     _print_roster(Roster.load(file))

@@ -1,8 +1,8 @@
-"""Who takes part: every silo's public keys, pinned in one file that all of them have; and a silo's own key file.
+"""Who takes part: every client's public keys, pinned in one file that all of them have; and a client's own key file.
 
 A roster is made once and compared once, out of band, by its fingerprint. From then on nothing that a server says can
-add a silo or change a key. An entry, as `fedrp keys new` prints it, is a roster of one. It proves that its maker holds
-the keys in it, so nobody can enter another's key under a name of their own.
+add a client or change a key. An entry, as `fedrp keys new` prints it, is a roster of one. It proves that its maker
+holds the keys in it, so nobody can enter another's key under a name of their own.
 """
 
 import functools
@@ -24,11 +24,11 @@ from fedrp.files import PRIVATE, read_private, write_new
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHOWN_BYTES = 20  # of a digest: too many for anyone to find another roster with the same
-_KEY_NOTE = "# The private key of a silo. Whoever has it can pass for the silo: keep it here, mode 0600.\n"
+_KEY_NOTE = "# The private key of a client. Whoever has it can pass for the client: keep it here, mode 0600.\n"
 
 
 class Member(NamedTuple):
-    """A silo as the others know it."""
+    """A client as the others know it."""
 
     name: str
     keys: PublicKeys
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, identity: Identity) -> "Member":
-        """The silo that an identity belongs to."""
+        """The client that an identity belongs to."""
         unproved = cls(identity.name, identity.public, b"")
         return unproved._replace(proof=identity.prove(unproved.digest))
 
@@ -54,9 +54,9 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Roster:
-    """All silos in their order: client i of a run is `members[i]`.
+    """All clients in their order: client i of a run is `members[i]`.
 
-    Guarantees: names and keys are all different, canonical and usable; in a roster that was read from files each silo
+    Guarantees: names and keys are all different, canonical and usable; in a roster that was read from files each client
     has proved that it holds its keys (but for ML-KEM); equal digests mean equal names and keys.
     """
 
@@ -64,14 +64,14 @@ class Roster:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise ConfigError("a roster needs at least one silo")
+            raise ConfigError("a roster needs at least one client")
         for member in self.members:
             if not _NAME.fullmatch(member.name):
-                raise ConfigError(f"silo name '{member.name}' is not valid: up to 64 letters, digits, '.', '_', '-'")
+                raise ConfigError(f"client name '{member.name}' is not valid: up to 64 letters, digits, '.', '_', '-'")
             try:
                 require_usable(member.keys)
             except ConfigError as error:
-                raise ConfigError(f"silo '{member.name}': {error}") from None
+                raise ConfigError(f"client '{member.name}': {error}") from None
         _require_different("name", ((member.name, member.name) for member in self.members))
         _require_different("key", ((member.name, key) for member in self.members for key in parts(member.keys)))
 
@@ -86,7 +86,7 @@ class Roster:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """32 bytes that stand for all silos and their order."""
+        """32 bytes that stand for all clients and their order."""
         return hashlib.sha256(b"fedrp roster v1|" + b"".join(member.digest for member in self.members)).digest()
 
     @property
@@ -100,15 +100,15 @@ class Roster:
         return tuple(member.keys for member in self.members)
 
     def index(self, name: str) -> int:
-        """The number of a silo in runs with this roster."""
+        """The number of a client in runs with this roster."""
         for number, member in enumerate(self.members):
             if member.name == name:
                 return number
         known = ", ".join(member.name for member in self.members[:10])
-        raise ConfigError(f"no silo '{name}' in the roster {self.fingerprint}: it has {known}")
+        raise ConfigError(f"no client '{name}' in the roster {self.fingerprint}: it has {known}")
 
     def place_of(self, identity: Identity) -> int:
-        """The number of the silo that this identity belongs to; refused if the roster has other keys for it."""
+        """The number of the client that this identity belongs to; refused if the roster has other keys for it."""
         number = self.index(identity.name)
         if self.members[number].keys[:2] != identity.public[:2]:
             raise ConfigError(f"the roster {self.fingerprint} has other keys for '{identity.name}' than your key file")
@@ -121,22 +121,22 @@ class Roster:
             fields = {"name": member.name, "fingerprint": member.fingerprint}
             fields |= {name: key.hex() for name, key in member.keys._asdict().items() if key}
             fields["proof"] = member.proof.hex()
-            lines += ["", "[[silo]]", *(f'{name} = "{value}"' for name, value in fields.items())]
+            lines += ["", "[[client]]", *(f'{name} = "{value}"' for name, value in fields.items())]
         return "\n".join(lines) + "\n"
 
 
 def merged(rosters: Iterable[Roster]) -> Roster:
-    """One roster of the silos of several, in order."""
+    """One roster of the clients of several, in order."""
     return Roster(tuple(member for roster in rosters for member in roster.members))
 
 
 def entry_of(identity: Identity) -> Roster:
-    """The roster of one that a silo hands to the others."""
+    """The roster of one that a client hands to the others."""
     return Roster((Member.of(identity),))
 
 
 def new_identity(path: Path, name: str) -> Identity:
-    """Draw a silo's secret from the operating system and write it to a new file that only its owner can read."""
+    """Draw a client's secret from the operating system and write it to a new file that only its owner can read."""
     identity = Identity(secret := SecretKey(os.urandom(KEY_BYTES)), name)
     entry_of(identity)  # refuses a bad name before there is a file
     _write_new(path, f'{_KEY_NOTE}name = "{name}"\nsecret = "{secret.reveal().hex()}"\n', PRIVATE)
@@ -189,18 +189,20 @@ def _require_fields(content: dict[str, Any], known: set[str]) -> None:
 
 
 def _roster(content: dict[str, Any]) -> Roster:
-    _require_fields(content, {"fingerprint", "silo"})
-    entries = content.get("silo")
+    _require_fields(content, {"fingerprint", "client"})
+    entries = content.get("client")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError("not a roster, it has no [[silo]] entries")
+        raise ConfigError("not a roster, it has no [[client]] entries")
     roster = Roster(tuple(_member(entry) for entry in entries))
     for member in roster.members:
         if not proves(member.keys, member.digest, member.proof):
-            raise ConfigError(f"silo '{member.name}' does not prove that it holds the keys of its entry: get it again")
+            raise ConfigError(
+                f"client '{member.name}' does not prove that it holds the keys of its entry: get a new one"
+            )
     if "fingerprint" not in content:
         raise ConfigError("no fingerprint of the whole: make it with 'fedrp roster make'")
     if content["fingerprint"] != roster.fingerprint:
-        raise ConfigError("the fingerprint is not that of these silos: cut off or edited, get the file again")
+        raise ConfigError("the fingerprint is not that of these clients: cut off or edited, get the file again")
     return roster
 
 
@@ -208,31 +210,31 @@ def _member(entry: dict[str, Any]) -> Member:
     _require_fields(entry, {"name", "fingerprint", "proof", *PublicKeys._fields})
     name = entry.get("name")
     if not isinstance(name, str):
-        raise ConfigError("a silo has no name")
+        raise ConfigError("a client has no name")
     if "proof" not in entry:
         raise ConfigError(
-            f"silo '{name}' does not prove that it holds its keys, as entries of earlier versions: have it print a new "
-            "one with 'fedrp keys show', and make the roster again"
+            f"client '{name}' does not prove that it holds its keys, as entries of earlier versions: have it print a "
+            "new one with 'fedrp keys show', and make the roster again"
         )
     values = {}
     for field in (*PublicKeys._fields, "proof"):
         text = entry.get(field, "")
         if not isinstance(text, str) or not re.fullmatch(r"([0-9a-f]{2})*", text):
-            raise ConfigError(f"{field} of silo '{name}' is not hexadecimal")
+            raise ConfigError(f"{field} of client '{name}' is not hexadecimal")
         values[field] = bytes.fromhex(text)
     proof = values.pop("proof")
     member = Member(name, PublicKeys(**values), proof)
     if entry.get("fingerprint") != member.fingerprint:
-        raise ConfigError(f"the fingerprint of silo '{name}' is not that of its keys: get its entry again")
+        raise ConfigError(f"the fingerprint of client '{name}' is not that of its keys: get its entry again")
     return member
 
 
 def _require_different(what: str, values: Iterable[tuple[str, object]]) -> None:
-    """Refuse a value that occurs twice among pairs of a silo's name and a value."""
+    """Refuse a value that occurs twice among pairs of a client's name and a value."""
     seen: dict[object, str] = {}
     for name, value in values:
         if value in seen:
-            raise ConfigError(f"silos '{seen[value]}' and '{name}' have the same {what}: each needs its own")
+            raise ConfigError(f"clients '{seen[value]}' and '{name}' have the same {what}: each needs its own")
         seen[value] = name
 
 

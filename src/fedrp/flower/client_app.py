@@ -35,7 +35,7 @@ from fedrp.learning.task import examples
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
-from fedrp.protocol.client_state import Silo, Site, Workbench, make_workbench, weight_of
+from fedrp.protocol.client_state import Client, Site, Workbench, make_workbench, weight_of
 from fedrp.protocol.wire import Kind
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
@@ -173,30 +173,30 @@ def _state_privacy(desk: _Desk) -> None:
 def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
     """Take part in a round, or deal a key. The new state is kept before the reply leaves."""
     began = time.monotonic()
-    silo, reply = _answered(desk, desk.folder.load(desk.context.index), packet, round_)
-    desk.folder.save(silo)
+    client, reply = _answered(desk, desk.folder.load(desk.context.index), packet, round_)
+    desk.folder.save(client)
     calls = wire.messages_of(wire.decode(packet, desk.bench.limits), Kind.ROUND)
-    changes = {"round": silo.round, **({"participants": calls[-1].weight} if calls else {})}
+    changes = {"round": client.round, **({"participants": calls[-1].weight} if calls else {})}
     _note(desk, "round", packet, reply, {**changes, "seconds": round(time.monotonic() - began, 3)})
     return reply
 
 
-def _answered(desk: _Desk, silo: Silo, packet: bytes, round_: int) -> tuple[Silo, bytes]:
+def _answered(desk: _Desk, client: Client, packet: bytes, round_: int) -> tuple[Client, bytes]:
     if desk.bench.algorithm.server.exchanges:
-        ((silo, reply),) = respond(desk.bench, [silo], [desk.site], [packet])
-        return silo, reply
-    while silo.round < round_:  # clients that never talk count for themselves: nothing is missed, nothing done twice
-        ((silo, _),) = respond(desk.bench, [silo], [desk.site], [b""])
-    return silo, b""
+        ((client, reply),) = respond(desk.bench, [client], [desk.site], [packet])
+        return client, reply
+    while client.round < round_:  # clients that never talk count for themselves: nothing is missed, nothing done twice
+        ((client, _),) = respond(desk.bench, [client], [desk.site], [b""])
+    return client, b""
 
 
 def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
     """Keep the delivered model and its score. The state stays: the last packet may come again."""
-    silo = desk.folder.load(desk.context.index)
+    client = desk.folder.load(desk.context.index)
     if not desk.bench.algorithm.server.exchanges:
-        silo, _ = _answered(desk, silo, packet, round_)
-        desk.folder.save(silo)
-    model = finished(desk.bench, silo, desk.site, packet).model
+        client, _ = _answered(desk, client, packet, round_)
+        desk.folder.save(client)
+    model = finished(desk.bench, client, desk.site, packet).model
     path = desk.folder.deliver(desk.bench.trainer.model.state(model))
     desk.folder.erase_mask_key()
     _note(desk, "finish", packet, b"", {"finished": True, "model": str(path), **_score(desk, model)})

@@ -14,11 +14,11 @@ from fedrp.flower.settings import Pacing
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import ClosedRound, begin, rounds
 from fedrp.protocol.server import Coins
-from fedrp.protocol.server_state import Coordinator
+from fedrp.protocol.server_state import Server
 from fedrp.storage.server import ServerFolder
 
 
-def drive(grid: Grid, server: Coordinator, folder: ServerFolder, pacing: Pacing, say: Say) -> Coordinator:
+def drive(grid: Grid, server: Server, folder: ServerFolder, pacing: Pacing, say: Say) -> Server:
     """Run what is left of a run, and return the server at its end. Everything that was completed is in the folder.
 
     Raises:
@@ -60,13 +60,13 @@ def _tell(closed: ClosedRound, carrier: GridCarrier, folder: ServerFolder) -> No
     carrier.say(f"round {server.round}/{server.config.rounds}: {len(report.participants)} clients {told}")
 
 
-def _coins(server: Coordinator) -> Coins:
+def _coins(server: Server) -> Coins:
     """What chooses participants, from the system's entropy: sampling protects nobody if its coins can be foreseen."""
     words = np.frombuffer(os.urandom(8 * server.config.clients), "<u8")
     return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
-def _finish(server: Coordinator, carrier: GridCarrier, folder: ServerFolder) -> None:
+def _finish(server: Server, carrier: GridCarrier, folder: ServerFolder) -> None:
     """Give everyone what the last model needs. Who is away gets it when the app is run again with the same store."""
     everyone, served = tuple(range(server.config.clients)), folder.served()
     if lacking := tuple(client for client in everyone if client not in served):
@@ -83,7 +83,7 @@ def _finish(server: Coordinator, carrier: GridCarrier, folder: ServerFolder) -> 
     carrier.say(f"finished after {server.round} rounds; {len(served)} sites have the model")
 
 
-def _about(server: Coordinator) -> dict[str, object]:
+def _about(server: Server) -> dict[str, object]:
     config = server.config
     return {
         "role": "server",

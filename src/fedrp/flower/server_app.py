@@ -14,7 +14,7 @@ from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
 from fedrp.learning.layout import ModelFactory, built, layout_of
-from fedrp.protocol.server_state import new_coordinator
+from fedrp.protocol.server_state import new_server
 from fedrp.storage.server import ServerFolder
 
 _LOG = logging.getLogger("flwr")  # what Flower shows with `flwr run --stream`
@@ -46,7 +46,7 @@ def serve(grid: Grid, context: Context, model: ModelFactory) -> None:
     config = resolved(config, parameters)
     size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
     with ServerFolder.open(Path(pacing.store), config) as folder:
-        server = folder.load(new_coordinator(config, folder.run, size))
+        server = folder.load(new_server(config, folder.run, size))
         drive(grid, server, folder, pacing, lambda text: _LOG.info("fedrp: %s", text))
 
 

@@ -20,7 +20,7 @@ from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
 from fedrp.protocol import quorum, wire
-from fedrp.protocol.client_state import Silo, Site, Workbench, opened_key, place_of, weight_of
+from fedrp.protocol.client_state import Client, Site, Workbench, opened_key, place_of, weight_of
 from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.inbox import Inbox, noted, read_packet
 from fedrp.protocol.wire import Kind, Message
@@ -48,7 +48,7 @@ def _mask_key(site: Site, index: int) -> MaskKey:
 class _Work(NamedTuple):
     """One client at work on one packet."""
 
-    silo: Silo
+    client: Client
     site: Site
     inbox: Inbox
     round: int | None  # that it is asked for, if any
@@ -57,14 +57,14 @@ class _Work(NamedTuple):
 
 
 def respond(
-    bench: Workbench, silos: Sequence[Silo], sites: Sequence[Site], packets: Sequence[bytes]
-) -> list[tuple[Silo, bytes]]:
+    bench: Workbench, clients: Sequence[Client], sites: Sequence[Site], packets: Sequence[bytes]
+) -> list[tuple[Client, bytes]]:
     """Each client's new state and reply to its packet.
 
     Guarantees: pure but for the clients' own entropy; inputs are not changed; a packet that is refused (`WireError`,
     `ProtocolError`) changes nothing; one that holds a key which is not usable changes nothing and gets a complaint.
     """
-    works = [_work(bench, *client) for client in zip(silos, sites, packets, strict=True)]
+    works = [_work(bench, *client) for client in zip(clients, sites, packets, strict=True)]
     training = [p for p, work in enumerate(works) if work.round is not None and not (work.answered or work.complaint)]
     uploads: dict[int, tuple[_Plan, Upload]] = {}
     for round_ in {works[p].round for p in training}:  # one, but where clients never talk and so count for themselves
@@ -73,21 +73,21 @@ def respond(
     replies = []
     for position, work in enumerate(works):
         if work.complaint:
-            replies.append((silos[position], wire.encode([work.complaint])))
+            replies.append((clients[position], wire.encode([work.complaint])))
         elif work.answered:
-            replies.append((work.silo, work.silo.reply))
+            replies.append((work.client, work.client.reply))
         else:
             replies.append(_reply(bench, work, *uploads.get(position, (None, None))))
     return replies
 
 
-def _work(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> _Work:
+def _work(bench: Workbench, client: Client, site: Site, packet: bytes) -> _Work:
     inbox = read_packet(bench, packet)
-    silo, complaint = noted(bench, silo, site, inbox)
+    client, complaint = noted(bench, client, site, inbox)
     if complaint:
-        return _Work(silo, site, inbox, None, complaint=complaint)
-    round_ = _round_of(bench, silo, site, inbox)
-    return _Work(silo, site, inbox, round_, answered=round_ == silo.round and silo.reply != b"")
+        return _Work(client, site, inbox, None, complaint=complaint)
+    round_ = _round_of(bench, client, site, inbox)
+    return _Work(client, site, inbox, round_, answered=round_ == client.round and client.reply != b"")
 
 
 class _Plan(NamedTuple):
@@ -108,11 +108,11 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     )
 
     def train(start: Stack, objective: Objective) -> Stack:
-        indices = [work.silo.index for work in works]
+        indices = [work.client.index for work in works]
         return bench.trainer.train(start, [work.site.data for work in works], indices, round_, sgd, objective)
 
-    key = opened_key(bench, works[0].silo, works[0].site, round_)
-    plans = [_plan(bench, work.silo, work.site, work.inbox, round_) for work in works]
+    key = opened_key(bench, works[0].client, works[0].site, round_)
+    plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
     call = works[0].inbox.call
     count = call.weight if call else len(works)
     local = Local(config, key, count, bench.project, train, bench.trainer.model.device)
@@ -120,100 +120,100 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     return list(zip(plans, uploads, strict=True))
 
 
-def _round_of(bench: Workbench, silo: Silo, site: Site, inbox: Inbox) -> int | None:
+def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int | None:
     """The round that a packet asks for, if any."""
     config = bench.config
     if not bench.algorithm.server.exchanges:
-        return silo.round + 1
+        return client.round + 1
     if inbox.call is None:
         return None
     round_, count = inbox.call.round, inbox.call.weight
-    if round_ < silo.round or (round_ == silo.round and not silo.reply):
-        raise ProtocolError(f"client {silo.index} is past round {round_}: replayed message refused")
+    if round_ < client.round or (round_ == client.round and not client.reply):
+        raise ProtocolError(f"client {client.index} is past round {round_}: replayed message refused")
     if round_ > config.rounds:  # privacy is accounted for these
         raise ProtocolError(f"round {round_} was asked for, but the run has {config.rounds}: refused")
-    if config.private and round_ > silo.round and silo.taken >= most_rounds(config):
+    if config.private and round_ > client.round and client.taken >= most_rounds(config):
         raise ProtocolError(
-            f"client {silo.index} has taken part in {silo.taken} of {config.rounds} rounds, more than honest coins "
+            f"client {client.index} has taken part in {client.taken} of {config.rounds} rounds, more than honest coins "
             "would choose it for: refused"
         )
     if config.secure_aggregation:
         call = Call.of(inbox.call.payload)
-        quorum.require_call(config, call, silo.index, weight_of(bench, site))
+        quorum.require_call(config, call, client.index, weight_of(bench, site))
         if len(call.clients) != count:  # shares of noise depend on it
             raise ProtocolError(f"{count} participants announced, {len(call.clients)} listed")
-        if round_ == silo.round and call != silo.call:
+        if round_ == client.round and call != client.call:
             raise ProtocolError(
-                f"client {silo.index} was sent another list of participants for round {round_}: refused"
+                f"client {client.index} was sent another list of participants for round {round_}: refused"
             )
         for other in call.clients:
-            if not silo.mask_keys.size or not silo.mask_keys[other].any():
-                raise ProtocolError(f"client {silo.index} was not sent the mask key of client {other}")
+            if not client.mask_keys.size or not client.mask_keys[other].any():
+                raise ProtocolError(f"client {client.index} was not sent the mask key of client {other}")
     return round_
 
 
-def _plan(bench: Workbench, silo: Silo, site: Site, inbox: Inbox, round_: int) -> _Plan:
-    state = silo.state or bench.algorithm.client.init(bench.config, _initial_model(bench, silo, site))
+def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
+    state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
     if bench.algorithm.server.exchanges:
         size, memory = bench.upload_size, bench.algorithm.server.memory
-        past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, silo.since, round_)
+        past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, client.since, round_)
     else:
         memory, past = "own", [Past(0, None)]
-    history = [Step(opened_key(bench, silo, site, step.round), step.aggregate) for step in past]
+    history = [Step(opened_key(bench, client, site, step.round), step.aggregate) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
-    transcript = bench.settings if memory == "aggregate" else silo.transcript or bench.settings
+    transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
     for (key, aggregate), step in zip(history, past, strict=True):
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, aggregate, key)
     noise = site.entropy.noise(bench.run, round_, inbox.digest)
-    previous = past[-1].aggregate if past else silo.last  # nothing to apply: all rounds since were given up
+    previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
     return _Plan(Participant(state, history, noise, previous), past, transcript)
 
 
-def _initial_model(bench: Workbench, silo: Silo, site: Site) -> Vector:
-    return bench.initial(opened_key(bench, silo, site, 0))
+def _initial_model(bench: Workbench, client: Client, site: Site) -> Vector:
+    return bench.initial(opened_key(bench, client, site, 0))
 
 
-def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | None) -> tuple[Silo, bytes]:
-    silo, site, inbox, round_ = work[:4]
+def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | None) -> tuple[Client, bytes]:
+    client, site, inbox, round_ = work[:4]
     replies = []
     for request in inbox.of(Kind.DEAL_REQUEST):
-        silo, deal = _dealt(bench, silo, site, request.round)
+        client, deal = _dealt(bench, client, site, request.round)
         replies.append(deal)
     for request in inbox.of(Kind.RECOVER):
-        silo, correction = _recovered(bench, silo, site, request)
+        client, correction = _recovered(bench, client, site, request)
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
-        return silo, wire.encode(replies)
+        return client, wire.encode(replies)
     if bench.algorithm.server.exchanges:
         payload: wire.Payload = upload.vector
         mark = upload.fingerprint
         if bench.config.secure_aggregation:
-            silo, payload = _masked(bench, work._replace(silo=silo), plan, upload.vector)
+            client, payload = _masked(bench, work._replace(client=client), plan, upload.vector)
             if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
                 mark = plan.transcript[:FINGERPRINT_BYTES]
-        fields = (bench.run, round_, silo.index, payload, weight_of(bench, site), bench.tag, mark)
+        fields = (bench.run, round_, client.index, payload, weight_of(bench, site), bench.tag, mark)
         replies.insert(0, Message(Kind.UPLOAD, *fields))
     reply = wire.encode(replies)
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
     oldest = round_ if replays else plan.past[-1].round
     moved = dataclasses.replace(
-        silo,
+        client,
         round=round_,
         since=round_,
         state=upload.state,
-        envelopes={r: envelope for r, envelope in silo.envelopes.items() if r >= oldest},
+        envelopes={r: envelope for r, envelope in client.envelopes.items() if r >= oldest},
         last=plan.participant.previous if replays else None,
         left_out=(),
         reply=reply,
-        taken=silo.taken + 1,
+        taken=client.taken + 1,
     )
     return moved, reply
 
 
-def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise) -> tuple[Silo, Words]:
-    """A client's vector as whole numbers under its masks; the silo remembers towards whom."""
-    silo, site, inbox, round_ = work[:4]
+def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise) -> tuple[Client, Words]:
+    """A client's vector as whole numbers under its masks; the client remembers towards whom."""
+    client, site, inbox, round_ = work[:4]
     if inbox.call is None or round_ is None:
         raise ProtocolError("a masked upload needs a list of participants")
     call = Call.of(inbox.call.payload)
@@ -222,50 +222,50 @@ def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise
     if cut:
         _log.warning(
             "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
-            *(silo.index, round_, cut, vector.size, scale.bound),
+            *(client.index, round_, cut, vector.size, scale.bound),
         )
-    silo = dataclasses.replace(silo, call=call, transcript=plan.transcript)
-    return silo, _masker(bench, silo, site, round_, call).masked(words)
+    client = dataclasses.replace(client, call=call, transcript=plan.transcript)
+    return client, _masker(bench, client, site, round_, call).masked(words)
 
 
-def _recovered(bench: Workbench, silo: Silo, site: Site, request: Message) -> tuple[Silo, Message]:
+def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -> tuple[Client, Message]:
     """A client's help in taking off the masks of clients left out of its last round; for one set of them only."""
     # After it was told to rebuild its state it has not the transcript any more that its masks came from.
-    if silo.call is None or request.round == 0 or not request.round == silo.round == silo.since:
-        raise ProtocolError(f"client {silo.index} has no masked upload in round {request.round} to be recovered")
+    if client.call is None or request.round == 0 or not request.round == client.round == client.since:
+        raise ProtocolError(f"client {client.index} has no masked upload in round {request.round} to be recovered")
     left_out = secure_aggregation.clients_of(request.payload)
-    quorum.require_left_out(bench.config, silo.call, left_out, silo.index)
-    if silo.left_out not in ((), left_out):
-        raise ProtocolError(f"client {silo.index} helped in another recovery of round {request.round}: refused")
-    masker = _masker(bench, silo, site, request.round, silo.call)
+    quorum.require_left_out(bench.config, client.call, left_out, client.index)
+    if client.left_out not in ((), left_out):
+        raise ProtocolError(f"client {client.index} helped in another recovery of round {request.round}: refused")
+    masker = _masker(bench, client, site, request.round, client.call)
     words = masker.correction(left_out, bench.upload_size)
-    correction = Message(Kind.CORRECTION, bench.run, request.round, silo.index, words, 0, bench.tag)
-    return dataclasses.replace(silo, left_out=left_out), correction
+    correction = Message(Kind.CORRECTION, bench.run, request.round, client.index, words, 0, bench.tag)
+    return dataclasses.replace(client, left_out=left_out), correction
 
 
-def _masker(bench: Workbench, silo: Silo, site: Site, round_: int, call: Call) -> Masker:
-    key, own = opened_key(bench, silo, site, round_), _mask_key(site, silo.index)
-    if silo.mask_keys[silo.index].tobytes() != own.public:
-        raise ProtocolError(f"the others have another mask key of client {silo.index} than it has: sit this run out")
-    place = (bench.roster.digest, silo.index, bench.run, round_)
-    return Masker(own, silo.mask_keys, *place, call, silo.transcript, key)
+def _masker(bench: Workbench, client: Client, site: Site, round_: int, call: Call) -> Masker:
+    key, own = opened_key(bench, client, site, round_), _mask_key(site, client.index)
+    if client.mask_keys[client.index].tobytes() != own.public:
+        raise ProtocolError(f"the others have another mask key of client {client.index} than it has: sit this run out")
+    place = (bench.roster.digest, client.index, bench.run, round_)
+    return Masker(own, client.mask_keys, *place, call, client.transcript, key)
 
 
-def finished(bench: Workbench, silo: Silo, site: Site, packet: bytes) -> ClientState:
-    """The state that a client ends with, if `packet` is the server's last; the silo itself stays as it is.
+def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> ClientState:
+    """The state that a client ends with, if `packet` is the server's last; the client itself stays as it is.
 
     Raises:
         ProtocolError: the packet is not usable; also if a key in it does not open.
     """
     inbox = read_packet(bench, packet)
-    silo, complaint = noted(bench, silo, site, inbox)
+    client, complaint = noted(bench, client, site, inbox)
     if complaint:
-        raise ProtocolError(f"client {silo.index} cannot open the key of round {complaint.round}: it has no model")
+        raise ProtocolError(f"client {client.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    last = end[-1].round if end else silo.since
+    last = end[-1].round if end else client.since
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
-    plan = _plan(bench, silo, site, inbox, last + 1)
+    plan = _plan(bench, client, site, inbox, last + 1)
     return bench.algorithm.client.finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
 
 
@@ -273,12 +273,12 @@ def _no_training(_start: Stack, _objective: Objective) -> Stack:
     raise ProtocolError("there is nothing to train after the last round")
 
 
-def _dealt(bench: Workbench, silo: Silo, site: Site, round_: int) -> tuple[Silo, Message]:
+def _dealt(bench: Workbench, client: Client, site: Site, round_: int) -> tuple[Client, Message]:
     """Draw the key of a round, seal it to everyone in the roster, and sign; once per round."""
-    if not bench.algorithm.server.round_keys or round_ > bench.config.rounds or round_ <= silo.dealt:
-        raise ProtocolError(f"client {silo.index} deals no key for round {round_}: it has dealt up to {silo.dealt}")
+    if not bench.algorithm.server.round_keys or round_ > bench.config.rounds or round_ <= client.dealt:
+        raise ProtocolError(f"client {client.index} deals no key for round {round_}: it has dealt up to {client.dealt}")
     key = site.entropy.secret("round-key", round_)
-    place = place_of(bench, round_, silo.index, silo.index)
+    place = place_of(bench, round_, client.index, client.index)
     envelopes = seal_to_all(key, site.identity, bench.roster.keys, place)
-    deal = Message(Kind.DEAL, bench.run, round_, silo.index, wire.raw(envelopes), 0, bench.tag)
-    return dataclasses.replace(silo, dealt=round_), deal
+    deal = Message(Kind.DEAL, bench.run, round_, client.index, wire.raw(envelopes), 0, bench.tag)
+    return dataclasses.replace(client, dealt=round_), deal

@@ -38,7 +38,7 @@ class Envelope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Silo:
+class Client:
     """All that a client keeps between two messages. Holds no opened key.
 
     Must be stored before a reply leaves: a client that forgets what it has sent can be made to send more.
@@ -121,7 +121,7 @@ def make_workbench(
 ) -> Workbench:
     """A workbench for one process. Its clients share matrices (of the last two rounds) and the initial model."""
     if len(roster.members) != config.clients:
-        raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.members)} silos")
+        raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.members)} clients")
     seed = RunSeed(config.seed)
     trainer = make_trainer(factory, loss, device, seed)
     size = trainer.model.layout.size
@@ -147,11 +147,11 @@ def place_of(bench: Workbench, round_: int, dealer: int, recipient: int) -> Plac
     return Place(bench.run, round_, dealer, recipient, bench.tag, bench.roster.digest, bench.config.sealing)
 
 
-def opened_key(bench: Workbench, silo: Silo, site: Site, round_: int) -> SecretKey | None:
+def opened_key(bench: Workbench, client: Client, site: Site, round_: int) -> SecretKey | None:
     """The key of a round, opened from its envelope; None where the algorithm has no secrets."""
     if not bench.algorithm.server.round_keys:
         return None
-    if round_ not in silo.envelopes:
-        raise ProtocolError(f"client {silo.index} has no sealed key for round {round_}")
-    dealer, sealed = silo.envelopes[round_]
-    return site.identity.open(sealed, place_of(bench, round_, dealer, silo.index))
+    if round_ not in client.envelopes:
+        raise ProtocolError(f"client {client.index} has no sealed key for round {round_}")
+    dealer, sealed = client.envelopes[round_]
+    return site.identity.open(sealed, place_of(bench, round_, dealer, client.index))

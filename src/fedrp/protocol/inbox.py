@@ -15,7 +15,7 @@ from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import mask_key_of, verify
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
-from fedrp.protocol.client_state import Envelope, Silo, Site, Workbench, place_of
+from fedrp.protocol.client_state import Client, Envelope, Site, Workbench, place_of
 from fedrp.protocol.limits import MASK_ENTRY_BYTES
 from fedrp.protocol.wire import Kind, Message
 
@@ -58,62 +58,62 @@ def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
     return messages
 
 
-def noted(bench: Workbench, silo: Silo, site: Site, inbox: Inbox) -> tuple[Silo, Message | None]:
-    """The silo with the keys that it was given, each once it is checked; or what it complains about."""
-    silo = _with_mask_keys(bench, _restarted(bench, silo, inbox), inbox)
-    envelopes = dict(silo.envelopes)
+def noted(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> tuple[Client, Message | None]:
+    """The client with the keys that it was given, each once it is checked; or what it complains about."""
+    client = _with_mask_keys(bench, _restarted(bench, client, inbox), inbox)
+    envelopes = dict(client.envelopes)
     for message in inbox.of(Kind.SEALED):
         envelope = Envelope(message.sender, message.payload.tobytes())
         known = envelopes.get(message.round)
-        if message.round < silo.since or envelope == known:
+        if message.round < client.since or envelope == known:
             continue
         if known is not None:
             raise ProtocolError(
-                f"client {silo.index} was sent another key for round {message.round} than it has: refused"
+                f"client {client.index} was sent another key for round {message.round} than it has: refused"
             )
         if envelope.dealer >= len(bench.roster.members):
             raise ProtocolError(
                 f"the key of round {message.round} was dealt by client {envelope.dealer}, who is not in the roster"
             )
-        place = place_of(bench, message.round, envelope.dealer, silo.index)
+        place = place_of(bench, message.round, envelope.dealer, client.index)
         try:
             verify(envelope.sealed, bench.roster.members[envelope.dealer].keys, place)
             site.identity.open(envelope.sealed, place)
         except ProtocolError as error:  # the dealer's fault or the server's: either way another key is needed
-            _log.warning("client %d complains about the key of round %d: %s", silo.index, message.round, error)
-            fields = (bench.run, message.round, silo.index, wire.EMPTY, envelope.dealer, bench.tag)
-            return silo, Message(Kind.COMPLAINT, *fields)
+            _log.warning("client %d complains about the key of round %d: %s", client.index, message.round, error)
+            fields = (bench.run, message.round, client.index, wire.EMPTY, envelope.dealer, bench.tag)
+            return client, Message(Kind.COMPLAINT, *fields)
         envelopes[message.round] = envelope
-    return dataclasses.replace(silo, envelopes=envelopes), None
+    return dataclasses.replace(client, envelopes=envelopes), None
 
 
-def _restarted(bench: Workbench, silo: Silo, inbox: Inbox) -> Silo:
-    """The silo, set back to the start if it is told to rebuild its state, or if no round has had an outcome yet."""
+def _restarted(bench: Workbench, client: Client, inbox: Inbox) -> Client:
+    """The client, set back to the start if it is told to rebuild its state, or if no round has had an outcome yet."""
     call = inbox.call
-    if call is not None and call.round <= silo.round:  # it has done that for this round before
-        return silo
+    if call is not None and call.round <= client.round:  # it has done that for this round before
+        return client
     if bench.algorithm.server.memory == "history":
         anew = bool(inbox.of(Kind.REBUILD))
     else:  # elsewhere a client's own past would be lost, and a server could choose whose
         void = {message.round for message in inbox.of(Kind.VOID)}
-        anew = call is not None and silo.since > 0 and void.issuperset(range(1, call.round))
+        anew = call is not None and client.since > 0 and void.issuperset(range(1, call.round))
     if anew:
-        return dataclasses.replace(silo, since=0, state=None, envelopes={}, transcript=b"", last=None)
-    return silo
+        return dataclasses.replace(client, since=0, state=None, envelopes={}, transcript=b"", last=None)
+    return client
 
 
-def _with_mask_keys(bench: Workbench, silo: Silo, inbox: Inbox) -> Silo:
-    """The silo with the mask keys that it was given; each is checked once and never replaced."""
+def _with_mask_keys(bench: Workbench, client: Client, inbox: Inbox) -> Client:
+    """The client with the mask keys that it was given; each is checked once and never replaced."""
     for message in inbox.of(Kind.MASK_KEYS):
         told = _peer_keys(message.payload.tobytes(), bench.roster, bench.run)
-        if not silo.mask_keys.size:
-            silo = dataclasses.replace(silo, mask_keys=told)  # simulated clients share one array
+        if not client.mask_keys.size:
+            client = dataclasses.replace(client, mask_keys=told)  # simulated clients share one array
             continue
-        known, new = _given(silo.mask_keys), _given(told)
-        if (silo.mask_keys[known & new] != told[known & new]).any():
-            raise ProtocolError(f"client {silo.index} was sent another mask key of a client than it has: refused")
-        silo = dataclasses.replace(silo, mask_keys=np.where(known[:, None], silo.mask_keys, told))
-    return silo
+        known, new = _given(client.mask_keys), _given(told)
+        if (client.mask_keys[known & new] != told[known & new]).any():
+            raise ProtocolError(f"client {client.index} was sent another mask key of a client than it has: refused")
+        client = dataclasses.replace(client, mask_keys=np.where(known[:, None], client.mask_keys, told))
+    return client
 
 
 def _given(keys: PeerKeys) -> npt.NDArray[np.bool_]:

@@ -4,11 +4,11 @@ import dataclasses
 import struct
 
 from fedrp.protocol import wire
-from fedrp.protocol.server_state import Coordinator, message_of
+from fedrp.protocol.server_state import Server, message_of
 from fedrp.protocol.wire import Kind, Message
 
 
-def news(server: Coordinator, client: int, round_: int) -> list[Message]:
+def news(server: Server, client: int, round_: int) -> list[Message]:
     """What a client lacks for `round_`: outcomes of past rounds, sealed keys, mask keys."""
     last, replays = server.last_seen[client], server.algorithm.memory == "history"
     rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone

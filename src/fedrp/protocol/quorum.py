@@ -13,7 +13,9 @@ def require_call(config: RunConfig, call: Call, client: int, weight: int) -> Non
     """Refuse a list of participants that could expose this client."""
     clients, weights = call
     if len(clients) != len(weights) or not _increasing(clients) or not clients or clients[-1] >= config.clients:
-        raise ProtocolError("the list of participants is not valid: expected increasing numbers of silos, and weights")
+        raise ProtocolError(
+            "the list of participants is not valid: expected increasing numbers of clients, and weights"
+        )
     if client not in clients:
         raise ProtocolError(f"client {client} is not in the list of participants that it was sent")
     if len(clients) < MIN_SUMMED:

@@ -8,13 +8,13 @@ from fedrp.algorithms import cohort
 from fedrp.crypto import secure_aggregation
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
-from fedrp.protocol.server_state import Complaint, Coordinator, Replies, call_of, only_message
+from fedrp.protocol.server_state import Complaint, Replies, Server, call_of, only_message
 from fedrp.protocol.wire import Kind, Message
 
 _MOST_COMPLAINTS = 3  # of one client that a round is given up for: a client that always complains must not stop a run
 
 
-def outstanding(server: Coordinator, replies: Replies) -> frozenset[int]:
+def outstanding(server: Server, replies: Replies) -> frozenset[int]:
     """The participants of the open round who have sent nothing that can be used, and nothing that never will be."""
     received = received_of(server, replies)
     return frozenset(server.participants) - set(received.uploads) - received.differing
@@ -30,7 +30,7 @@ class Received(NamedTuple):
     valid: frozenset[int]  # who took part in this round as the others did, whether it is summed or not
 
 
-def received_of(server: Coordinator, replies: Replies) -> Received:
+def received_of(server: Server, replies: Replies) -> Received:
     """The uploads among the replies, sorted into those that can be used and those that cannot."""
     round_, secure = server.round + 1, server.config.secure_aggregation
     uploads: dict[int, Message] = {}
@@ -60,7 +60,7 @@ def received_of(server: Coordinator, replies: Replies) -> Received:
     return Received(uploads, refused, apart if replays else frozenset(), tuple(complaints), frozenset(uploads))
 
 
-def complaints_of(server: Coordinator, received: Received) -> tuple[Complaint, ...]:
+def complaints_of(server: Server, received: Received) -> tuple[Complaint, ...]:
     """The complaints that a round is given up for.
 
     Where clients replay every round, all of them need its key; elsewhere a round without masks goes on without who
@@ -81,7 +81,7 @@ def complaints_of(server: Coordinator, received: Received) -> tuple[Complaint, .
     )
 
 
-def is_lost(server: Coordinator, received: Received) -> bool:
+def is_lost(server: Server, received: Received) -> bool:
     """Whether enough clients replied, but so many of their copies differ that the round needs those who cannot help."""
     without = len(received.differing)
     if server.config.secure_aggregation and without == 1:
@@ -91,7 +91,7 @@ def is_lost(server: Coordinator, received: Received) -> bool:
     return hopeless and len(received.uploads) + len(received.differing) >= needed
 
 
-def _apart(server: Coordinator, uploads: Mapping[int, Message]) -> frozenset[int]:
+def _apart(server: Server, uploads: Mapping[int, Message]) -> frozenset[int]:
     """Clients whose fingerprint is not the most frequent one; all of them, if two are."""
     memory = server.algorithm.memory
     if memory == "aggregate" or (memory == "own" and not server.config.secure_aggregation):

@@ -19,12 +19,12 @@ from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import server as server_side
 from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import Coins, RoundReport
-from fedrp.protocol.server_state import Coordinator, Reply, read
+from fedrp.protocol.server_state import Reply, Server, read
 from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
 
-Toss = Callable[[Coordinator], Coins]  # the coins that choose the cohort of the next round
+Toss = Callable[[Server], Coins]  # the coins that choose the cohort of the next round
 
 
 class Step(Enum):
@@ -102,7 +102,7 @@ class Carrier(Protocol):
 class Store(Protocol):
     """Keeps the server's state. What must not be forgotten is saved before anything leaves that depends on it."""
 
-    def save(self, server: Coordinator) -> None:
+    def save(self, server: Server) -> None:
         """Keep this state in place of the one before."""
 
     def log(self, event: str, details: Mapping[str, object]) -> None:
@@ -112,7 +112,7 @@ class Store(Protocol):
 class NoStore:
     """A store that keeps nothing: for runs whose parties end together, or are saved together after each round."""
 
-    def save(self, server: Coordinator) -> None:
+    def save(self, server: Server) -> None:
         """Keep nothing."""
 
     def log(self, event: str, details: Mapping[str, object]) -> None:
@@ -150,27 +150,27 @@ class NearCarrier:
 class ClosedRound(NamedTuple):
     """A round that is over, and what it took."""
 
-    server: Coordinator
+    server: Server
     report: RoundReport
     cohort: int  # number of clients that were asked
     answers: Answers  # of the last attempt
     seconds: float
 
 
-def hellos_matter(server: Coordinator) -> bool:
+def hellos_matter(server: Server) -> bool:
     """Whether anything depends on the clients' hellos: round keys, masks or weights."""
     config = server.config
     return server.algorithm.round_keys or config.secure_aggregation or config.weighting == "samples"
 
 
-def begin(server: Coordinator, carrier: Carrier, store: Store, needed: int) -> Coordinator:
+def begin(server: Server, carrier: Carrier, store: Store, needed: int) -> Server:
     """The server once `needed` clients have said hello and the keys of the next round are there."""
     if server.round == server.config.rounds:
         return server
     return _with_keys(_assembled(server, carrier, needed), carrier, store)
 
 
-def rounds(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> Iterator[ClosedRound]:
+def rounds(server: Server, carrier: Carrier, store: Store, toss: Toss) -> Iterator[ClosedRound]:
     """The rounds that are left, one after the other, for a server that `begin` returned.
 
     Raises:
@@ -182,7 +182,7 @@ def rounds(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> I
         yield closed
 
 
-def _round(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> ClosedRound:
+def _round(server: Server, carrier: Carrier, store: Store, toss: Toss) -> ClosedRound:
     began, round_ = time.monotonic(), server.round + 1
     replies: dict[int, Reply] = {}
     for attempt in itertools.count(1):
@@ -215,13 +215,13 @@ def _round(server: Coordinator, carrier: Carrier, store: Store, toss: Toss) -> C
     return ClosedRound(server, report, len(packets), answers, time.monotonic() - began)
 
 
-def _needed(server: Coordinator) -> int:
+def _needed(server: Server) -> int:
     """Uploads without which the open round is none; once a recovery has begun, all but those left out."""
     participants = len(server.participants)
     return participants - len(server.left_out) if server.left_out else cohort.needed(server.config, participants)
 
 
-def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinator:
+def _assembled(server: Server, carrier: Carrier, needed: int) -> Server:
     """The server once enough clients are there who agree on who takes part."""
     while True:
         carrier.gather(needed)
@@ -230,7 +230,7 @@ def _assembled(server: Coordinator, carrier: Carrier, needed: int) -> Coordinato
             return server
 
 
-def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
+def _welcomed(server: Server, carrier: Carrier) -> Server:
     """The server with the clients that have said hello since. The most frequent roster is the run's."""
     hellos = read(server, carrier.hellos())
     rosters = {c: [m.payload.tobytes()[:DIGEST_BYTES] for m in reply.messages] for c, reply in hellos.items()}
@@ -243,7 +243,7 @@ def _welcomed(server: Coordinator, carrier: Carrier) -> Coordinator:
     return server
 
 
-def _with_keys(server: Coordinator, carrier: Carrier, store: Store) -> Coordinator:
+def _with_keys(server: Server, carrier: Carrier, store: Store) -> Server:
     """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out.
 
     They are kept before anyone is sent one: a client takes only one key for a round.

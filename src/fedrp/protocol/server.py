@@ -1,6 +1,6 @@
 """The server's side of the protocol: it relays envelopes that it cannot open and averages numbers it cannot read.
 
-Explicit state (`Coordinator`) and pure functions from packets to packets. It never holds a key, a model or a matrix:
+Explicit state (`Server`) and pure functions from packets to packets. It never holds a key, a model or a matrix:
 nothing in this file imports what could make one.
 """
 
@@ -22,11 +22,11 @@ from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import news
 from fedrp.protocol.received import complaints_of, is_lost, received_of
 from fedrp.protocol.server_state import (
-    Coordinator,
     Dealt,
     MaskEntry,
     Replies,
     Reply,
+    Server,
     call_of,
     distrusted,
     message_of,
@@ -48,7 +48,7 @@ class RoundReport(NamedTuple):
     void: str = ""  # why the round was given up, if it was
 
 
-def welcome(server: Coordinator, hellos: Replies) -> Coordinator:
+def welcome(server: Server, hellos: Replies) -> Server:
     """The server once clients have said hello, at any time and in any number: weights, mask keys, one roster for all.
 
     Raises:
@@ -78,7 +78,7 @@ def welcome(server: Coordinator, hellos: Replies) -> Coordinator:
     return dataclasses.replace(server, roster=roster, weights=tuple(weights), mask_keys=mask_keys)
 
 
-def take_keys(server: Coordinator, replies: Replies) -> Coordinator:
+def take_keys(server: Server, replies: Replies) -> Server:
     """The server with the envelopes that dealers sent for rounds to come. A key that was dealt is not replaced."""
     dealt = dict(server.dealt)
     for client, reply in replies.items():
@@ -90,7 +90,7 @@ def take_keys(server: Coordinator, replies: Replies) -> Coordinator:
     return dataclasses.replace(server, dealt=dealt)
 
 
-def open_round(server: Coordinator, coins: Coins) -> tuple[Coordinator, Packets]:
+def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
     """Who takes part in the next round, and what each of them is sent.
 
     `coins` are one number in [0, 1) per client, which must not depend on anything that was sent. They are not looked at
@@ -114,7 +114,7 @@ def open_round(server: Coordinator, coins: Coins) -> tuple[Coordinator, Packets]
     return dataclasses.replace(server, participants=participants), packets
 
 
-def recover(server: Coordinator, replies: Replies) -> tuple[Coordinator, Packets]:
+def recover(server: Server, replies: Replies) -> tuple[Server, Packets]:
     """What must still be asked before a round with these replies can be closed: mostly nothing.
 
     Only where uploads are masked and some are missing, those whose uploads are summed must help; their answers go into
@@ -139,9 +139,7 @@ def recover(server: Coordinator, replies: Replies) -> tuple[Coordinator, Packets
     return dataclasses.replace(server, left_out=left_out), packets
 
 
-def close_round(
-    server: Coordinator, replies: Replies, corrections: Replies | None = None
-) -> tuple[Coordinator, RoundReport]:
+def close_round(server: Server, replies: Replies, corrections: Replies | None = None) -> tuple[Server, RoundReport]:
     """Aggregate the uploads of the open round; `corrections` are the answers to `recover`.
 
     A round can be given up (`RoundReport.void`): it counts, has no aggregate, and whatever it has cost in privacy is
@@ -215,7 +213,7 @@ class _Outcome(NamedTuple):
     void: str = ""  # why there is no aggregate
 
 
-def _aggregated(server: Coordinator, uploads: Mapping[int, Message], corrections: Replies) -> _Outcome:
+def _aggregated(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> _Outcome:
     round_, certified = server.round + 1, None
     if server.config.secure_aggregation:
         mean, weight = _unmasked(server, uploads, corrections)
@@ -239,7 +237,7 @@ def _aggregated(server: Coordinator, uploads: Mapping[int, Message], corrections
     return _Outcome(aggregate, certified)
 
 
-def _unmasked(server: Coordinator, uploads: Mapping[int, Message], corrections: Replies) -> tuple[Vector, float]:
+def _unmasked(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> tuple[Vector, float]:
     """The weighted mean of masked uploads, and their weight."""
     call = call_of(server, server.participants)
     if set(uploads) != set(call.clients) - set(server.left_out):
@@ -267,7 +265,7 @@ def _reasons(refused: Mapping[int, str]) -> str:
     return "".join(f"; client {client}: {why}" for client, why in refused.items())
 
 
-def request_key(server: Coordinator, attempt: int) -> Packets:
+def request_key(server: Server, attempt: int) -> Packets:
     """Ask a client for the keys that the next round needs and that are not there; nothing if they are.
 
     At first these are those of the set-up and of round 1, later those whose dealer dropped out. Count `attempt` up from
@@ -283,12 +281,12 @@ def request_key(server: Coordinator, attempt: int) -> Packets:
     return {dealers[attempt % len(dealers)]: wire.encode(requests)}
 
 
-def _to_be_dealt(server: Coordinator) -> tuple[int, ...]:
+def _to_be_dealt(server: Server) -> tuple[int, ...]:
     """The rounds whose keys can still come: the next one and, until there is an aggregate, the set-up."""
     return (server.round + 1,) if server.aggregates else (0, server.round + 1)
 
 
-def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
+def finish(server: Server, clients: tuple[int, ...]) -> Packets:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
     if not server.algorithm.exchanges:
         return dict.fromkeys(clients, b"")
@@ -296,7 +294,7 @@ def finish(server: Coordinator, clients: tuple[int, ...]) -> Packets:
     return {client: wire.encode([*news(server, client, server.round + 1), done]) for client in clients}
 
 
-def _chosen(server: Coordinator, coins: Coins) -> tuple[int, ...]:
+def _chosen(server: Server, coins: Coins) -> tuple[int, ...]:
     """Who takes part: of those who can, the ones with the smallest coins, as many as are due."""
     config = server.config
     able = [client for client in np.argsort(coins).tolist() if _able(server, client)]
@@ -309,7 +307,7 @@ def _chosen(server: Coordinator, coins: Coins) -> tuple[int, ...]:
     return tuple(sorted(able[:count]))
 
 
-def _able(server: Coordinator, client: int) -> bool:
+def _able(server: Server, client: int) -> bool:
     """Whether a client can be summed with the others.
 
     Under masks its mask key must be known and, where clients keep state of their own, it must have taken part in every
@@ -323,7 +321,7 @@ def _able(server: Coordinator, client: int) -> bool:
     return in_step or server.algorithm.memory != "own"
 
 
-def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int) -> int | None:
+def _next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> int | None:
     """Who deals the key of the next round: the clients take turns."""
     if not server.algorithm.round_keys or round_ >= server.config.rounds:
         return None
@@ -331,7 +329,7 @@ def _next_dealer(server: Coordinator, participants: tuple[int, ...], round_: int
     return trusted[round_ % len(trusted)] if trusted else None
 
 
-def _pruned(server: Coordinator) -> Coordinator:
+def _pruned(server: Server) -> Server:
     """Forget what no client can still need. Where missed rounds are replayed, all of them are kept."""
     if server.algorithm.memory == "history":
         return server

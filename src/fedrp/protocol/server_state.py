@@ -48,7 +48,7 @@ class Dealt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class Server:
     """All that the server knows between two messages."""
 
     config: RunConfig  # resolved
@@ -82,13 +82,13 @@ class Coordinator:
         return wire_tag(self.config)
 
 
-def new_coordinator(config: RunConfig, run: bytes, upload_size: int) -> Coordinator:
+def new_server(config: RunConfig, run: bytes, upload_size: int) -> Server:
     """The server before anything has happened."""
     nobody = (0,) * config.clients
-    return Coordinator(config, run, upload_size, last_seen=nobody, weights=nobody)
+    return Server(config, run, upload_size, last_seen=nobody, weights=nobody)
 
 
-def read(server: Coordinator, packets: Packets) -> dict[int, Reply]:
+def read(server: Server, packets: Packets) -> dict[int, Reply]:
     """Clients' packets, decoded once, each with the reason if it cannot be used."""
     limits = from_client(server.config, server.upload_size)
     replies = {}
@@ -105,7 +105,7 @@ def read(server: Coordinator, packets: Packets) -> dict[int, Reply]:
     return replies
 
 
-def call_of(server: Coordinator, participants: tuple[int, ...]) -> Call:
+def call_of(server: Server, participants: tuple[int, ...]) -> Call:
     """The participants with the weights that they have in averages."""
     if server.config.weighting == "uniform":
         return Call(participants, (1,) * len(participants))
@@ -115,13 +115,13 @@ def call_of(server: Coordinator, participants: tuple[int, ...]) -> Call:
     return Call(participants, weights)
 
 
-def distrusted(server: Coordinator) -> frozenset[int]:
+def distrusted(server: Server) -> frozenset[int]:
     """Clients that are not asked to deal any more; nobody, if that would be all."""
     dealers = frozenset(complaint.dealer for complaint in server.complaints)
     return dealers if len(dealers) < server.config.clients else frozenset()
 
 
-def message_of(server: Coordinator, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
+def message_of(server: Server, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
     """A message of the server."""
     return Message(kind, server.run, round_, SERVER, payload, projection=server.tag)
 

@@ -28,7 +28,7 @@ from fedrp.learning.objective import Examples, Loss
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
 from fedrp.protocol.client import finished, hello, respond
-from fedrp.protocol.client_state import Silo, make_workbench
+from fedrp.protocol.client_state import Client, make_workbench
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_site
 from fedrp.simulation.processes import Worker
@@ -80,7 +80,7 @@ class ClientHost:
         memory = setup.speed.projection_memory * 2**20
         device = torch.device(setup.speed.device)
         self._bench = make_workbench(config, setup.run, setup.roster, setup.factory, setup.loss, device, memory)
-        self._silos = {client: Silo(client) for client in setup.data}
+        self._states = {client: Client(client) for client in setup.data}
         self._sites = {client: simulated_site(seed, client, data) for client, data in setup.data.items()}
 
     def hello(self) -> Packets:
@@ -94,10 +94,10 @@ class ClientHost:
             chosen = [client for client in members if client in packets]
             if not chosen:
                 continue
-            silos, sites = [self._silos[c] for c in chosen], [self._sites[c] for c in chosen]
-            answers = respond(self._bench, silos, sites, [packets[c] for c in chosen])
-            for client, (silo, reply) in zip(chosen, answers, strict=True):
-                self._silos[client] = silo
+            states, sites = [self._states[c] for c in chosen], [self._sites[c] for c in chosen]
+            answers = respond(self._bench, states, sites, [packets[c] for c in chosen])
+            for client, (state, reply) in zip(chosen, answers, strict=True):
+                self._states[client] = state
                 replies[client] = reply
         return replies
 
@@ -127,7 +127,7 @@ class ClientHost:
         return {client: self._final(client, packet).model for client, packet in packets.items()}
 
     def _final(self, client: int, packet: bytes) -> ClientState:
-        return finished(self._bench, self._silos[client], self._sites[client], packet)
+        return finished(self._bench, self._states[client], self._sites[client], packet)
 
     def save(self, folder: Path) -> dict[str, str]:
         """Write the states of all clients, see `fedrp.storage.client_state`; the caller syncs the folder.
@@ -139,7 +139,7 @@ class ClientHost:
         for group, members in self._setup.groups.items():
             path = _group_file(folder, group)
             # Without replies: a simulation goes on after a round, and never asks for one again.
-            data = packed_clients(self._setup.run, [dataclasses.replace(self._silos[c], reply=b"") for c in members])
+            data = packed_clients(self._setup.run, [dataclasses.replace(self._states[c], reply=b"") for c in members])
             with writing(path):  # here and not at the caller, who may be in another process
                 write_content(path, data, SHARED)
             sums[path.name] = hashlib.sha256(data).hexdigest()
@@ -148,7 +148,7 @@ class ClientHost:
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""
         for group in self._setup.groups:
-            self._silos.update((c.index, c) for c in read_clients(_group_file(folder, group), self._setup.run))
+            self._states.update((c.index, c) for c in read_clients(_group_file(folder, group), self._setup.run))
 
     def peak_memory(self) -> float:
         """Largest resident size of this process so far, in MB."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fedrp.config import RunConfig
 from fedrp.errors import QuorumError
 from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, hellos_matter
-from fedrp.protocol.server_state import Coordinator
+from fedrp.protocol.server_state import Server
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import Traffic
@@ -24,7 +24,7 @@ class HostCarrier(NearCarrier):
     traffic: Traffic = field(default_factory=Traffic)  # since it was last taken
 
     @classmethod
-    def of(cls, server: Coordinator, hosts: Hosts) -> "HostCarrier":
+    def of(cls, server: Server, hosts: Hosts) -> "HostCarrier":
         """The carrier of a run that begins or goes on with this server."""
         return cls(server.config.clients, _ATTEMPTS, hosts, server.config, server.round == 0 and hellos_matter(server))
 

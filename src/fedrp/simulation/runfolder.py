@@ -32,7 +32,7 @@ from fedrp.files import (
 )
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
-from fedrp.protocol.server_state import Coordinator
+from fedrp.protocol.server_state import Server
 from fedrp.simulation.backend import Hosts
 from fedrp.simulation.result import RoundRecord, RunResult
 from fedrp.storage.begun import require_same_settings, settings_of
@@ -75,7 +75,7 @@ class Fingerprint(NamedTuple):
 class Progress(NamedTuple):
     """How far a run has come."""
 
-    server: Coordinator
+    server: Server
     records: list[RoundRecord]
     seconds: float  # that it took, in all sittings together
 
@@ -137,7 +137,7 @@ class RunFolder:
         found = (path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
         return sorted(found, reverse=True)
 
-    def save(self, server: Coordinator, hosts: Hosts, record: RoundRecord, seconds: float) -> None:
+    def save(self, server: Server, hosts: Hosts, record: RoundRecord, seconds: float) -> None:
         """Write a round: its metrics, then its checkpoint; then remove older checkpoints. `seconds`: of all rounds.
 
         Raises:
@@ -168,7 +168,7 @@ class RunFolder:
                     shutil.rmtree(old)
             forget_rounds(server, self._rounds)
 
-    def load(self, server: Coordinator, hosts: Hosts) -> Progress:
+    def load(self, server: Server, hosts: Hosts) -> Progress:
         """Server and clients as of the newest sound checkpoint, and the records up to it."""
         checkpoint = self._sound_checkpoint()
         try:

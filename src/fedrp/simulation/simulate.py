@@ -32,7 +32,7 @@ from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.rounds import ClosedRound, NoStore, begin, rounds
-from fedrp.protocol.server_state import Coordinator, new_coordinator
+from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads
 from fedrp.simulation.carrier import HostCarrier
@@ -73,7 +73,7 @@ def simulate(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
     upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)
-    server = new_coordinator(setup.config, setup.run, upload_size)
+    server = new_server(setup.config, setup.run, upload_size)
     privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
@@ -180,12 +180,12 @@ def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: floa
     _log.warning("%s (the run goes on)", text)
 
 
-def seeded_coins(server: Coordinator) -> server_side.Coins:
+def seeded_coins(server: Server) -> server_side.Coins:
     """What chooses participants; here it must be the same in every run with this seed."""
     return RunSeed(server.config.seed).generator("participants", server.round + 1).random(server.config.clients)
 
 
-def evaluate(server: Coordinator, hosts: Hosts, all_clients: bool) -> Evaluation:
+def evaluate(server: Server, hosts: Hosts, all_clients: bool) -> Evaluation:
     """Score the models of the last completed round: what would be delivered if the run ended now."""
     everyone = tuple(range(server.config.clients))
     chosen = delivering_client(server.config)
@@ -209,7 +209,7 @@ def delivering_client(config: RunConfig) -> int:
 
 
 def _finish(
-    server: Coordinator,
+    server: Server,
     hosts: Hosts,
     setup: HostSetup,
     rounds: list[RoundRecord],

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fedrp.algorithms.client_side import ClientState
 from fedrp.crypto.secure_aggregation import Call
-from fedrp.protocol.client_state import Envelope, Silo
+from fedrp.protocol.client_state import Client, Envelope
 from fedrp.storage.codec import Field, Stored, hexadecimal, number, numbers, of_record, packed, read, to_record
 
 PLAIN_FIELDS = {
@@ -34,7 +34,7 @@ PLAIN_FIELDS = {
 ARRAY_FIELDS = ("state", "last", "mask_keys", "reply")
 
 
-def packed_clients(run: bytes, clients: Iterable[Silo]) -> bytes:
+def packed_clients(run: bytes, clients: Iterable[Client]) -> bytes:
     """The states of clients as a file. No opened key is in it; an array that clients share is in it once."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     names: dict[int, str] = {}
@@ -57,7 +57,7 @@ def packed_clients(run: bytes, clients: Iterable[Silo]) -> bytes:
     return packed(run, Stored({"clients": records}, arrays))
 
 
-def read_clients(path: Path, run: bytes) -> list[Silo]:
+def read_clients(path: Path, run: bytes) -> list[Client]:
     """The inverse of `packed_clients`.
 
     Raises:
@@ -67,7 +67,7 @@ def read_clients(path: Path, run: bytes) -> list[Silo]:
     clients = []
     for record in about["clients"]:
         state, last, mask_keys, reply = ([arrays[name] for name in record["arrays"][field]] for field in ARRAY_FIELDS)
-        client = Silo(
+        client = Client(
             **of_record(record["plain"], PLAIN_FIELDS, path),
             state=ClientState(*state) if state else None,
             last=last[0] if last else None,

@@ -24,7 +24,7 @@ from typing import Any
 from fedrp.config import RunConfig
 from fedrp.errors import SiteError
 from fedrp.files import locked, write_atomically
-from fedrp.protocol.server_state import Coordinator
+from fedrp.protocol.server_state import Server
 from fedrp.protocol.wire import RUN_ID_BYTES
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.codec import OtherVersionError
@@ -63,7 +63,7 @@ class ServerFolder:
         with locked(root / "lock", patience=5.0):
             yield cls(root, _run_id(root, settings_of(config)))
 
-    def load(self, server: Coordinator) -> Coordinator:
+    def load(self, server: Server) -> Server:
         """The server as of the last `save`; `server` itself if there was none.
 
         Raises:
@@ -78,7 +78,7 @@ class ServerFolder:
         except SiteError as error:
             raise SiteError(f"{error}: put the latest copy of the store back, or give another store") from None
 
-    def save(self, server: Coordinator) -> None:
+    def save(self, server: Server) -> None:
         """Write the server's state. Until this returns, the old one stands."""
         stored = stored_rounds(self._head, server.run)
         more = len(completed(server)) > stored

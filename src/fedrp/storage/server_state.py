@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedrp.crypto.sizes import split
 from fedrp.errors import SiteError
-from fedrp.protocol.server_state import Complaint, Coordinator, Dealt, MaskEntry
+from fedrp.protocol.server_state import Complaint, Dealt, MaskEntry, Server
 from fedrp.storage.codec import (
     Field,
     OtherVersionError,
@@ -50,7 +50,7 @@ HEAD_FIELDS = {
 }
 
 
-def packed_head(server: Coordinator) -> bytes:
+def packed_head(server: Server) -> bytes:
     """What changes, the envelopes of the open round, and which completed rounds have files; as a safetensors file."""
     done = completed(server)
     about = {
@@ -63,7 +63,7 @@ def packed_head(server: Coordinator) -> bytes:
     return _packed(server.run, _Content(about, still_open, {}))
 
 
-def load_server(server: Coordinator, folder: Path, rounds: Path) -> Coordinator:
+def load_server(server: Server, folder: Path, rounds: Path) -> Server:
     """The server as the head in `folder` and the files in `rounds` tell of it.
 
     Raises:
@@ -96,7 +96,7 @@ def stored_rounds(head: Path, run: bytes) -> int:
 # --- completed rounds ------------------------------------------------------------------------------------------------
 
 
-def packed_rounds(server: Coordinator, stored: int) -> Iterator[tuple[str, bytes]]:
+def packed_rounds(server: Server, stored: int) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the files of the rounds that were completed after the first `stored`."""
     for round_ in completed(server)[stored:]:
         dealt = {round_: server.dealt[round_]} if round_ in server.dealt else {}
@@ -105,7 +105,7 @@ def packed_rounds(server: Coordinator, stored: int) -> Iterator[tuple[str, bytes
             yield _file_name(round_), _packed(server.run, _Content({}, dealt, aggregates))
 
 
-def forget_rounds(server: Coordinator, folder: Path) -> None:
+def forget_rounds(server: Server, folder: Path) -> None:
     """Remove the files of rounds that no client can still need, and what a kill has left behind."""
     needed = {_file_name(round_) for round_ in (*server.dealt, *server.aggregates)}
     for path in folder.iterdir():
@@ -114,7 +114,7 @@ def forget_rounds(server: Coordinator, folder: Path) -> None:
                 path.unlink()
 
 
-def completed(server: Coordinator) -> range:
+def completed(server: Server) -> range:
     """The rounds whose keys and aggregates do not change any more: none before there is an aggregate."""
     return range(server.round + 1 if server.aggregates else 0)
 

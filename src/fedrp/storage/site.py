@@ -1,7 +1,7 @@
 """The folder of a deployed client: all it keeps between two messages, in one file that is always complete.
 
     STATE/RUN/run.json            what the run began with: its settings, the site's weight in it, the data set's name
-              state.safetensors   the client's state, see `fedrp.protocol.client_state.Silo`; no opened key is in it
+              state.safetensors   the client's state, see `fedrp.protocol.client_state.Client`; no opened key is in it
               status.json         how things are, for people and monitors
               log.jsonl           what happened, a line per event
               mask.key            the secret of the client's masks, erased once the run is over
@@ -30,7 +30,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import erase, locked, read_private, refuse_link, write_atomically
 from fedrp.learning.layout import State
-from fedrp.protocol.client_state import Silo
+from fedrp.protocol.client_state import Client
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.client_state import packed_clients, read_clients
 from fedrp.storage.codec import OtherVersionError
@@ -86,7 +86,7 @@ class SiteFolder:
         except OSError as error:
             raise SiteError(f"cannot use the state folder {self.state}: {error.strerror}") from None
         if not self._state_file.exists():
-            self.save(Silo(index))
+            self.save(Client(index))
         elif self.load(index).round > 0:
             raise self._lost(self._terms_file)
         record = {"config": terms.settings, "weight": terms.weight, "data": terms.data}
@@ -129,7 +129,7 @@ class SiteFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SiteError(f"{self._terms_file} is damaged ({error!r}): {_SIT_OUT}") from None
 
-    def load(self, index: int) -> Silo:
+    def load(self, index: int) -> Client:
         """The state of client `index`.
 
         Raises:
@@ -148,7 +148,7 @@ class SiteFolder:
             raise SiteError(f"{self._state_file} belongs to client {client.index}, this is client {index}")
         return client
 
-    def save(self, client: Silo) -> None:
+    def save(self, client: Client) -> None:
         """Write the state. Until this returns, the old one stands."""
         write_atomically(self._state_file, packed_clients(self.run, [client]))
 

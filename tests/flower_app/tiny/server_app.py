@@ -25,7 +25,9 @@ def held(parameters: int) -> dict[str, int]:
     names = [type(thing).__name__ for thing in everything.values()]
     arrays = [thing for thing in everything.values() if isinstance(thing, np.ndarray)]
     tensors = [thing for thing in everything.values() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    secrets = {name: names.count(name) for name in ("SecretKey", "Identity", "Silo", "Site", "Workbench", "Projection")}
+    secrets = {
+        name: names.count(name) for name in ("SecretKey", "Identity", "Client", "Site", "Workbench", "Projection")
+    }
     return {
         **secrets,
         "arrays": sum(array.size == parameters for array in arrays),
