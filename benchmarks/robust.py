@@ -1,6 +1,6 @@
 """Accuracy when a tenth of the clients' uploads are hostile, for each way to aggregate them.
 
-    python benchmarks/robust.py --out FILE.jsonl
+    python benchmarks/robust.py --out FILE.jsonl     and then     python benchmarks/robust.py --keep FILE.jsonl
 
 Runs are those of `fedrp run` with the same settings and seed, except that the uploads of a tenth of the clients, the
 same in all rounds, are changed between client and server. The clients behind them train as all others do and count in
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from kept import keep
 from origin import origin_of
 
 from fedrp import RunConfig, simulate
@@ -180,8 +181,13 @@ def perform(names: Iterable[str], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", default=",".join(STUDIES), help="by commas")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write, one JSON object a line")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--out", type=Path, help="the file to write, one JSON object a line")
+    target.add_argument("--keep", type=Path, help="put what is in this file among the published results")
     arguments = parser.parse_args()
+    if arguments.keep:
+        keep("robust", {about_of(line): line for line in lines_of(arguments.keep)})
+        return
     names = arguments.studies.split(",")
     unknown = [name for name in names if name not in STUDIES]
     if unknown:

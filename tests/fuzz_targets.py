@@ -209,7 +209,7 @@ class Stage(NamedTuple):
     """A run after some rounds, with the next one open. Shared by all scripts: nothing may change it in place."""
 
     run: Federation
-    client_states: dict[int, Client]
+    clients: dict[int, Client]
     server: Server
     packets: dict[int, bytes]  # of the open round
     replies: dict[int, bytes]

@@ -27,7 +27,7 @@ from fedrp.protocol.client_state import Client, Site, make_workbench
 from fedrp.protocol.server_state import Reply, new_server, read
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
-from fedrp.testing.contracts import CLASSES, FEATURES, TinyNet, blobs
+from fedrp.testing.problems import CLASSES, FEATURES, TinyNet, blobs
 
 ROOT = Path(__file__).parents[1]
 NOISY = [name for name, algorithm in ALGORITHMS.items() if "dp_epsilon" in algorithm.settings]

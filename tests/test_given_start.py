@@ -155,4 +155,4 @@ def test_models_of_the_table_start_secret(name: str) -> None:
 
 
 def test_it_is_about_algorithms_whose_uploads_are_projected_models() -> None:
-    assert [name for name, a in ALGORITHMS.items() if a.secret and a.delivers == "client"] == ["fedrp"]
+    assert [name for name, a in ALGORITHMS.items() if a.server.round_keys and a.delivers == "client"] == ["fedrp"]

@@ -377,7 +377,7 @@ def test_a_client_that_is_told_to_rebuild_remembers_the_rules() -> None:
     run.answer(1, request(run, (0, 2)))
     rebuild = wire.encode([Message(Kind.REBUILD, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)])
     refused(run, 1, rebuild + recalled(run, packet, (0, 1, 2, 3, 4)), "another list of participants")
-    refused(run, 1, rebuild + request(run, (0, 3)), "helped in another recovery")
+    refused(run, 1, rebuild + request(run, (0, 3)), "has no masked upload in round 1 to be recovered")
 
 
 # --- what a lying server gets ----------------------------------------------------------------------------------------

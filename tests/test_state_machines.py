@@ -434,7 +434,7 @@ def require_reached(reached: Counter[str], *whats: str) -> None:
 
 def lies(case: Case, how: settings) -> None:
     reached = explored(LyingServer, case, how)
-    sums = [f"a sum of {count}" for count in (2, 3, 4, 5)] if case.masked else []
+    sums = [f"a sum of {count}" for count in (3, 4, 5)] if case.masked else []
     require_reached(reached, "a refusal", "the same upload again", *sums)
 
 

@@ -6,7 +6,6 @@ resolved once, into a new `RunConfig`, when the model and the data are known.
 
 import dataclasses
 import difflib
-import hashlib
 import json
 import numbers
 import tomllib
@@ -342,17 +341,6 @@ def _reason(error: Exception) -> str:
 def from_settings(record: type[Record], settings: dict[str, Any]) -> Record:
     """Build a config record from the settings that belong to it; the record checks them."""
     return record(**{name: settings[name] for name in typing.get_type_hints(record) if name in settings})
-
-
-def settings_digest(config: RunConfig) -> bytes:
-    """32 bytes that stand for all settings: equal where two parties train, clip and mask alike.
-
-    Fractions count with six digits: defaults that machines compute for themselves may differ in the last one.
-    """
-    values = dataclasses.asdict(config).items()
-    told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()
 
 
 def to_json(config: RunConfig) -> str:

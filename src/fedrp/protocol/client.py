@@ -20,9 +20,18 @@ from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
 from fedrp.protocol import quorum, wire
-from fedrp.protocol.client_state import Client, Site, Workbench, opened_key, place_of, weight_of
+from fedrp.protocol.client_state import (
+    Client,
+    Inbox,
+    Site,
+    Workbench,
+    noted,
+    opened_key,
+    place_of,
+    read_packet,
+    weight_of,
+)
 from fedrp.protocol.history import Past, past_rounds
-from fedrp.protocol.inbox import Inbox, noted, read_packet
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import FINGERPRINT_BYTES, Precise, Vector, Words
 

@@ -30,35 +30,12 @@ from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol.aggregate import weighted_sum
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import simulate
+from fedrp.testing.problems import TinyNet, blobs
 from fedrp.types import Vector
 
-FEATURES, CLASSES = 6, 3
 KEYS = [SecretKey(bytes([number]) * 32) for number in range(5)]  # of rounds 0 to 3; the last one is for noise
 Settings = Mapping[str, Any]
 NONE: Settings = {}
-
-
-class TinyNet(nn.Module):
-    """83 parameters, none of them constant at the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(FEATURES, 8)
-        self.output = nn.Linear(8, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
-        return self.output(torch.tanh(self.hidden(x)))  # type: ignore[no-any-return]
-
-
-def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three clouds of points, and which cloud each point is from."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    labels = np.arange(count) % CLASSES
-    centres = np.random.Generator(np.random.PCG64(99)).normal(0, 1.5, (CLASSES, FEATURES))
-    points = centres[labels] + rng.normal(0, 1, (count, FEATURES))
-    return torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
-
 
 PARAMETERS = layout_of(TinyNet()).size
 DATA = [Examples(*blobs(size, seed)) for seed, size in enumerate((20, 11, 16))]  # of each client
