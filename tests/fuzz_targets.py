@@ -27,6 +27,7 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Client
 from fedrp.protocol.limits import from_client
+from fedrp.protocol.received import outstanding
 from fedrp.protocol.server_state import Reply, Server, read
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
 from fedrp.storage.server_state import packed_head, packed_rounds
@@ -330,7 +331,7 @@ def server_target(data: bytes) -> None:
         replies = spoiled(stage.replies)
         with contextlib.suppress(FedRPError):
             server = server_side.take_keys(server, replies)
-        server_side.outstanding(server, replies)
+        outstanding(server, replies)
         server, requests = server_side.recover(server, replies)
         corrections = {}
         for client, packet in requests.items():

@@ -159,7 +159,7 @@ def test_a_node_key_that_others_may_read_and_a_key_of_another_site_are_refused(
     (tmp_path / "node").chmod(0o600)
     (tmp_path / "roster.toml").unlink()
     write_roster(tmp_path / "roster.toml", merged([entry_of(new_identity(tmp_path / "b.key", "bergen"))]))
-    assert "no client_state 'amsterdam' in the roster" in said(capsys, "site", path)[1]
+    assert "no client 'amsterdam' in the roster" in said(capsys, "site", path)[1]
 
 
 def test_a_second_process_for_the_same_site_is_refused(

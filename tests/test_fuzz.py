@@ -130,7 +130,7 @@ def test_code_that_breaks_a_rule_is_found_by_the_corpus(
     # Stages are shared by all tests: what is broken must not change those of others.
     fresh = tuple(
         stage._replace(
-            client_states={c: dataclasses.replace(s, envelopes=dict(s.envelopes)) for c, s in stage.clients.items()},
+            clients={c: dataclasses.replace(s, envelopes=dict(s.envelopes)) for c, s in stage.clients.items()},
             server=dataclasses.replace(stage.server, aggregates=dict(stage.server.aggregates)),
         )
         for stage in fuzz_targets.stages()

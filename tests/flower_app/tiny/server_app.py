@@ -22,7 +22,8 @@ def held(parameters: int) -> dict[str, int]:
     """Objects in this process that a server must not have."""
     containers = gc.get_objects()
     everything = {id(ref): ref for container in containers for ref in (container, *gc.get_referents(container))}
-    names = [type(thing).__name__ for thing in everything.values()]
+    ours = [type(thing) for thing in everything.values() if str(type(thing).__module__).startswith("fedrp")]
+    names = [kind.__name__ for kind in ours]
     arrays = [thing for thing in everything.values() if isinstance(thing, np.ndarray)]
     tensors = [thing for thing in everything.values() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     secrets = {
