@@ -89,7 +89,7 @@ def test_a_sites_state_is_neither_written_nor_read_through_a_link(tmp_path: Path
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SiteError, match=r"state\.safetensors is a symbolic link, which is not followed"):
         SiteFolder(tmp_path, bytes(16)).load(0)
-    SiteFolder.open(tmp_path, bytes(16)).save(Silo(0, round=3))
+    SiteFolder(tmp_path, bytes(16)).save(Silo(0, round=3))
     assert (tmp_path / "elsewhere").read_bytes() == before
     assert SiteFolder(tmp_path, bytes(16)).load(0).round == 3
 
