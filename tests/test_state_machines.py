@@ -414,7 +414,7 @@ class Weather(Parties):
 # --- the tests -------------------------------------------------------------------------------------------------------
 
 
-QUICK = settings(max_examples=25, stateful_step_count=12)
+QUICK = settings(max_examples=40, stateful_step_count=12)
 LONG = settings(max_examples=150, stateful_step_count=25)
 # Broken code is to be found, not explained: no shrinking.
 HUNT = settings(max_examples=300, stateful_step_count=12, phases=(Phase.generate,), report_multiple_bugs=False)
@@ -434,14 +434,14 @@ def require_reached(reached: Counter[str], *whats: str) -> None:
 
 def lies(case: Case, how: settings) -> None:
     reached = explored(LyingServer, case, how)
-    sums = [f"a sum of {count}" for count in (3, 4, 5)] if case.masked else []
+    sums = [f"a sum of {count}" for count in (2, 3, 4, 5)] if case.masked else []
     require_reached(reached, "a refusal", "the same upload again", *sums)
 
 
 def bad_weather(case: Case, how: settings) -> None:
     reached = explored(Weather, case, how)
     masked = ["a sum of 3", "a sum of 5", "a round with a recovery"] if case.masked else []
-    require_reached(reached, "a round without a recovery", "an end", *masked)
+    require_reached(reached, "a round without a recovery", "a round that stays open", "an end", *masked)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
