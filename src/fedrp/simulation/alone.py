@@ -46,9 +46,12 @@ class LoneHost(Host[None]):
     def train(self, chosen: Collection[int]) -> None:
         """A round of local training for those of the clients that take part."""
         for members in self._setup.groups.values():
-            present = [client for client in members if client in chosen]
-            for done in {self._states[client].rounds for client in present}:
-                self._train([client for client in present if self._states[client].rounds == done], done + 1)
+            alike: dict[int, list[int]] = {}  # rounds done -> those who are trained together
+            for client in members:
+                if client in chosen:
+                    alike.setdefault(self._states[client].rounds, []).append(client)
+            for done, clients in alike.items():
+                self._train(clients, done + 1)
 
     def _train(self, clients: Sequence[int], round_: int) -> None:
         start = stacked([self._states[client].model for client in clients])
