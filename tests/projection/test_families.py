@@ -19,7 +19,7 @@ from fedrp.projection.tags import TAGS, Tag, projection_tag
 from fedrp.testing.projection_contracts import KEY, PROJECTION_CONTRACTS, SHAPES, dense, normal
 from oracles import projection as oracle
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "projection.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "projection.json").read_text())
 EXACT = ["sign", "hadamard"]  # orthogonal rows, results equal to the bit
 
 every_family = pytest.mark.parametrize("family", FAMILIES)

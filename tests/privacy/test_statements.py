@@ -268,7 +268,7 @@ def test_the_report_refuses_half_a_question(settings: dict) -> None:
 
 def test_the_tables_of_the_documentation_are_what_the_code_computes() -> None:
     """Three lines of each table; `python benchmarks/privacy_tables.py` writes all of them."""
-    text = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
     tables = [part for part in text.split("<!-- tables: begin -->")[1].split("\n\n") if part.startswith("| m |")]
     lines = [{cells[0]: cells[1:] for cells in map(_cells, table.splitlines()[2:])} for table in tables]
     assert [list(table) for table in lines] == [["1", "10", "50", "100", "500", "1,000", "5,000", "10,000"]] * 3

@@ -17,7 +17,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.projection.families import FAMILIES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
