@@ -20,7 +20,7 @@ from fedrp.simulation.backend import Backend, Host, HostSetup
 from fedrp.simulation.identities import simulated_coins
 from fedrp.simulation.result import RoundRecord, Traffic, Trained
 from fedrp.simulation.runfolder import Progress, RunFolder
-from fedrp.storage.codec import Stored, packed, read
+from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 
 
@@ -72,6 +72,8 @@ class LoneHost(Host[None]):
     def take_up(self, path: Path) -> None:
         """Go on with the states in a file that `packed` made."""
         about, models = read(path, self._setup.run)
+        if "rounds" not in about:  # when lone clients were clients of the protocol
+            raise OtherVersionError.of(path)
         self._states.update((int(c), Lone(models[c], rounds)) for c, rounds in about["rounds"].items())
 
 
