@@ -487,6 +487,15 @@ def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> 
         finished(run.bench, run.clients[1], run.sites[1], packet)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_last_packet_that_announces_no_end_is_refused(name: str) -> None:
+    run = Federation(tiny_config(name))
+    run.round()
+    for packet in (b"", run.open()[1]):
+        with pytest.raises(ProtocolError, match="client 1 was sent a last packet that announces no end: refused"):
+            finished(run.bench, run.clients[1], run.sites[1], packet)
+
+
 def test_a_client_deals_one_key_per_round() -> None:
     run = Federation(tiny_config("fedrp-subspace", rounds=9))
     request = wire.encode([message(run, Kind.DEAL_REQUEST, 7)])
