@@ -6,7 +6,7 @@ from typing import Literal
 
 from fedrp.algorithms.client_side import ClientSide
 from fedrp.algorithms.server_side import ServerSide
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.privacy.events import Release
 
 # Settings of every algorithm in which clients send something.

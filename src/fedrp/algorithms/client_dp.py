@@ -17,7 +17,8 @@ from scipy.stats import binom
 from fedrp.algorithms.cohort import least_participants
 from fedrp.algorithms.server_side import Reach
 from fedrp.compression.grid import Scale, finest
-from fedrp.config import DEFAULT_QUORUM, RunConfig, settled
+from fedrp.config.checks import settled
+from fedrp.config.run import DEFAULT_QUORUM, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED, Call
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection

@@ -2,7 +2,7 @@
 
 import math
 
-from fedrp.config import DEFAULT_QUORUM, RunConfig
+from fedrp.config.run import DEFAULT_QUORUM, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 
 _FEWEST_TRIMMED = 3  # uploads of which one at each end can be left out

@@ -15,7 +15,8 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.shared import vectors_released
-from fedrp.config import RunConfig, settled
+from fedrp.config.checks import settled
+from fedrp.config.run import RunConfig
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.types import Vector
 

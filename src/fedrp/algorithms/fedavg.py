@@ -10,7 +10,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.shared import vectors_released, without_momentum
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
 

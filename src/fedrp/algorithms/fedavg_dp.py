@@ -13,7 +13,7 @@ from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_priva
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import without_momentum
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
 

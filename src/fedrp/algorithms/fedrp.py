@@ -19,7 +19,8 @@ from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
 from fedrp.algorithms.shared import averages_released, resolve_projection
-from fedrp.config import RunConfig, settled
+from fedrp.config.checks import settled
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.privacy.events import Adjacency, Adversary, NothingReleased, Release, Unsupported
 from fedrp.types import Vector

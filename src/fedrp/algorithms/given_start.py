@@ -12,7 +12,8 @@ The count is about one vector. Those of several clients are nearly the same vect
 """
 
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config import RunConfig, settled
+from fedrp.config.checks import settled
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import initial_laws
 from fedrp.learning.layout import ModelFactory

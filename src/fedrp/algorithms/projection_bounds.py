@@ -14,7 +14,7 @@ import numpy as np
 
 from fedrp.algorithms.client_dp import SUMS_ONLY
 from fedrp.algorithms.cohort import needed
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.errors import PrivacyError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Release, Unsupported
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball

@@ -4,7 +4,7 @@ import dataclasses
 
 from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.table import ALGORITHMS, require_used
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedrp.compression.grid import HEADROOM, Scale, finest
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.types import Vector
 

@@ -15,7 +15,8 @@ from fedrp.algorithms.server_side import (
     within_range,
 )
 from fedrp.compression.grid import Scale
-from fedrp.config import RunConfig, require_choice, settled
+from fedrp.config.checks import require_choice, settled
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.projection.tags import projection_tag

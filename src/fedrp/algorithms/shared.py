@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from fedrp.config import RunConfig, require_choice
+from fedrp.config.checks import require_choice
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES

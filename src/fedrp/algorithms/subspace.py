@@ -26,7 +26,8 @@ from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_priva
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import averages_released, resolve_projection
-from fedrp.config import RunConfig, settled
+from fedrp.config.checks import settled
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device

@@ -22,7 +22,7 @@ from fedrp.algorithms.subspace import step_size
 from fedrp.attacks.metrics import Pictures
 from fedrp.attacks.observations import Clue
 from fedrp.attacks.view import Public
-from fedrp.config import require, require_choice, settled
+from fedrp.config.checks import require, require_choice, settled
 from fedrp.learning.layout import built, layout_of
 from fedrp.projection.families import Projection
 from fedrp.rng import RunSeed

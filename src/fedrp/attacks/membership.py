@@ -16,7 +16,9 @@ from safetensors.numpy import load_file
 
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.metrics import area, true_positives_at
-from fedrp.config import RunConfig, from_settings, require, settled
+from fedrp.config.checks import require, settled
+from fedrp.config.run import RunConfig
+from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector

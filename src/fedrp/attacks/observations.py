@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedrp.algorithms.client_side import Local, Participant, Step
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
-from fedrp.config import require_choice, settled
+from fedrp.config.checks import require_choice, settled
 from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import KEY_BYTES

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.sealing import Identity
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import ModelFactory

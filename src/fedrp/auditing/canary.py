@@ -25,7 +25,8 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
-from fedrp.config import RunConfig, require, require_choice, settled
+from fedrp.config.checks import require, require_choice, settled
+from fedrp.config.run import RunConfig
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError

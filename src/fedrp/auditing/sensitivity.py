@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fedrp.algorithms.resolve import with_learning_rate
-from fedrp.config import RunConfig, require_choice, settled
+from fedrp.config.checks import require_choice, settled
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, default_collate
 
-from fedrp.config import RunConfig, require_choice
+from fedrp.config.checks import require_choice
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError, DataError, first_line
 from fedrp.learning.data import load_dataset
 from fedrp.learning.evaluate import Correct, classified

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload
 from fedrp.compression import grid
-from fedrp.config import settled
+from fedrp.config.checks import settled
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key

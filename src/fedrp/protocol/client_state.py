@@ -17,7 +17,8 @@ from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config import RunConfig, settled
+from fedrp.config.checks import settled
+from fedrp.config.run import RunConfig
 from fedrp.crypto.masks import NO_PEERS, PeerKeys
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, verify

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.algorithms.server_side import Reach, ServerSide
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message

@@ -1,7 +1,7 @@
 """How much a party takes in one packet: known from the configuration, before anything is read."""
 
 from fedrp.algorithms.servers import server_side
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES
 from fedrp.protocol.wire import Kind, Limit, Limits
 

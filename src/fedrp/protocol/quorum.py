@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable
 
 from fedrp.algorithms.cohort import needed
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secure_aggregation import MIN_LEFT_OUT, MIN_SUMMED, Call
 from fedrp.errors import ProtocolError, QuorumError
 

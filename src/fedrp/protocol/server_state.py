@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire

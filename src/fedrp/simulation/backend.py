@@ -19,7 +19,8 @@ from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
 from fedrp.algorithms.client_side import ClientState
-from fedrp.config import RunConfig, Speed
+from fedrp.config.run import RunConfig
+from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster
 from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score

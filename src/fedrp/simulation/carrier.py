@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.errors import QuorumError
 from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, hellos_matter
 from fedrp.protocol.server_state import Server

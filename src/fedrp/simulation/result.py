@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.learning.evaluate import Evaluation, Score
 from fedrp.learning.layout import State
 from fedrp.privacy.guarantee import Guarantee

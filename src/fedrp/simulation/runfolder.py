@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save as packed
 
-from fedrp.config import RunConfig, to_json
+from fedrp.config.run import RunConfig
+from fedrp.config.toml import to_json
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import (
     SHARED,

@@ -20,7 +20,8 @@ from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config import RunConfig, Speed
+from fedrp.config.run import RunConfig
+from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of

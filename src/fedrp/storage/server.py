@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.errors import SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.protocol.server_state import Server

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save as packed
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError

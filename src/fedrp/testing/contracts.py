@@ -18,7 +18,8 @@ from torch import nn
 from fedrp.algorithms.client_side import Local, Participant, Step, Upload
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config import RunConfig, require_choice, settled
+from fedrp.config.checks import require_choice, settled
+from fedrp.config.run import RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import layout_of
