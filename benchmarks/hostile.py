@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fedrp.errors import FedRPError
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "protocol"))
 
 from helpers import Federation, tiny_config  # type: ignore[import-not-found]
 from test_hostile import HOSTILE, catch_up  # type: ignore[import-not-found]

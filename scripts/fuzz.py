@@ -2,9 +2,10 @@
 
     python scripts/fuzz.py [--seconds 60] [--target wire|client|server] [--keep]
 
-Begins with the corpus of the repository, `tests/corpus/TARGET.txt` (an input per line, in hex), and shares the time
-among the targets. With --keep, inputs that reach new code are added to it. An input that breaks a rule is printed, and
-the exit code is 1: add it to the corpus as a line, mend the code, and `tests/test_fuzz.py` keeps it mended.
+Begins with the corpus of the repository, `tests/protocol/corpus/TARGET.txt` (an input per line, in hex), and shares the
+time among the targets. With --keep, inputs that reach new code are added to it. An input that breaks a rule is
+printed, and the exit code is 1: add it to the corpus as a line, mend the code, and `tests/protocol/test_fuzz.py` keeps
+it mended.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tracemalloc
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CORPUS = ROOT / "tests" / "corpus"
+CORPUS = ROOT / "tests" / "protocol" / "corpus"
 TARGETS = ("wire", "client", "server")
 LONGEST = {"wire": 4096, "client": 160, "server": 160}  # bytes of an input
 _RSS_MB = 2048  # of the whole process, with torch in it
@@ -75,7 +76,7 @@ def _run(target: str, folder: Path, seconds: int) -> None:
     """Fuzz in this process, with the corpus in `folder`."""
     import atheris
 
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests" / part) for part in ("support", "protocol")]
     # Numba compiles the kernels from their bytecode, which must be as it was.
     with atheris.instrument_imports(include=["fedrp"], exclude=["fedrp.projection.kernels"]):
         import fuzz_targets

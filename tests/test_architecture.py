@@ -257,6 +257,14 @@ class Collected:
         self.files = {item.path.relative_to(ROOT).as_posix() for item in items}
 
 
+def test_the_tests_mirror_the_rooms() -> None:
+    """Beside the folder of a room stand those of what has no room of its own."""
+    others = {"benchmarks", "contracts", "end_to_end", "support", "vectors"}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    assert others <= folders
+    assert folders - others <= set(rooms.ROOMS)
+
+
 def test_every_test_file_is_collected_and_has_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     collected = Collected()

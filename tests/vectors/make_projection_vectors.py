@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 from fedrp.crypto.secret import SecretKey  # noqa: E402
 from fedrp.projection.families import FAMILIES, make_projection, norm_bound  # noqa: E402

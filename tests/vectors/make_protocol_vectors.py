@@ -1,4 +1,4 @@
-"""Make protocol.json: known answers for docs/protocol.md, by the oracle in tests/oracles, not by the package.
+"""Make protocol.json: known answers for docs/protocol.md, by the oracle in tests/support/oracles, not by the package.
 
 Run it again only when the protocol changes:  python tests/vectors/make_protocol_vectors.py
 
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pu
 
 HERE = Path(__file__).parent
 FILE = HERE / "protocol.json"
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 from oracles import protocol as oracle  # noqa: E402
 

@@ -526,7 +526,7 @@ def test_the_status_command_shows_sites_and_server(tmp_path: Path) -> None:
         assert expected.items() <= status.items()
         assert {"run", "round", "rounds", "algorithm", "updated", "bytes_up", "bytes_down", "finished"} <= set(status)
         assert "finished" in CliRunner().invoke(cli, ["status", str(tmp_path / folder)]).output
-        assert ("budget" in shown.output) == (folder != "store")  # tests/test_site_ledger.py
+        assert ("budget" in shown.output) == (folder != "store")  # tests/storage/test_site_ledger.py
     with pytest.raises(FedRPError, match="holds no status"):
         CliRunner().invoke(cli, ["status", str(tmp_path / "nowhere")], catch_exceptions=False)
 

@@ -17,7 +17,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.cli import cli
 from fedrp.projection.families import FAMILIES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
@@ -60,6 +60,15 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    """As `tests/protocol/test_wire.py`, without `tests/`, and with `::test_name` or the start of a name and a star."""
+    for name, test in re.findall(r"`(?:tests/)?([\w/]*test_\w+\.py)(?:::(test_\w+))?\*?`", page.read_text()):
+        path = ROOT / "tests" / name
+        assert path.is_file(), f"{page.name} names {name}"
+        assert f"def {test}" in path.read_text(), f"{page.name} names {name}::{test}"
 
 
 def headings(page: Path) -> set[str]:

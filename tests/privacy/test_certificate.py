@@ -10,7 +10,7 @@ import pytest
 from fedrp.errors import ConfigError
 from fedrp.privacy.certificate import consensus_certificate
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "privacy.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "privacy.json").read_text())
 
 
 @pytest.mark.parametrize("vector", VECTORS["chi_square_quantile"][1:], ids=str)

@@ -1,25 +1,23 @@
-"""Every family keeps the one contract: exact where it can be, within theory where it is random."""
+"""Projections: exact where they can be, within theory where they are random, the same whatever the circumstances."""
 
 import json
 import tracemalloc
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.projection import kernels
 from fedrp.projection.benchmark import projection_benchmark
-from fedrp.projection.families import FAMILIES, SignProjection, make_projection, norm_bound
-from fedrp.projection.tags import TAGS, Tag, projection_tag
-from fedrp.testing.projection_contracts import KEY, PROJECTION_CONTRACTS, SHAPES, dense, normal
+from fedrp.projection.families import FAMILIES, make_projection, norm_bound
+from fedrp.projection.tags import projection_tag
+from fedrp.testing.projection_contracts import KEY, SHAPES, dense, normal
 from oracles import projection as oracle
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "projection.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "projection.json").read_text())
 EXACT = ["sign", "hadamard"]  # orthogonal rows, results equal to the bit
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -29,63 +27,6 @@ every_shape = pytest.mark.parametrize(("columns", "rows"), SHAPES)
 
 def keys(count):
     return [KEY.derive(f"test/{i}") for i in range(count)]
-
-
-# --- the contract ---
-
-
-@every_family
-@pytest.mark.parametrize("contract", PROJECTION_CONTRACTS, ids=lambda contract: contract.__name__)
-def test_every_family_keeps_the_contract(family, contract):
-    contract(family)
-
-
-class Wrong(SignProjection):
-    """`sign`, with one promise broken."""
-
-    def __init__(self, key, columns, rows, fault):
-        super().__init__(SecretKey(bytes(32)) if fault == "key" else key, columns, rows)
-        self.fault = fault
-
-    def _forward(self, stack, out):
-        super()._forward(stack, out)
-        if self.fault == "scale":
-            out *= 1.05
-        if self.fault == "stack" and len(stack) > 1:
-            out[1:] += 0.01
-
-    def _adjoint(self, stack, out):
-        super()._adjoint(stack, out)
-        if self.fault == "scale":
-            out *= 1.05
-
-    def __repr__(self):
-        return f"Wrong({self._signs})" if self.fault == "repr" else super().__repr__()
-
-
-@pytest.mark.parametrize(
-    ("fault", "broken"),
-    [
-        ("none", []),
-        ("key", ["key_and_shape_decide_the_matrix", "one_bit_of_the_key_changes_everything"]),
-        ("scale", ["the_norm_bound_holds", "lengths_are_kept_on_average"]),
-        ("stack", ["stacks_and_layouts_are_irrelevant"]),
-        ("repr", ["a_projection_does_not_leak"]),
-        ("tag", ["its_tag_is_its_own"]),
-    ],
-)
-def test_contracts_find_what_is_broken(fault, broken, monkeypatch):
-    wrong = FAMILIES["sign"]._replace(make=lambda key, columns, rows, _: Wrong(key, columns, rows, fault))
-    monkeypatch.setitem(FAMILIES, "wrong", wrong)
-    monkeypatch.setitem(TAGS, "wrong", Tag(2 if fault == "tag" else 200, 1))
-    found = []
-    for contract in PROJECTION_CONTRACTS:
-        try:
-            contract("wrong")
-        except AssertionError:
-            found.append(contract.__name__)
-    assert set(broken) <= set(found)
-    assert bool(found) == (fault != "none")
 
 
 # --- the operator ---
@@ -404,23 +345,3 @@ def test_benchmark_reports_positive_numbers(family, memory_bytes):
     assert all(report[name] > 0 for name in promised)
     assert report["extra_memory_ratio"] >= 0
     assert ("stacked_forward_gflops" in report) == (family == "gaussian")
-
-
-# --- known answers ---
-
-
-@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: f"{case['family']}-{case['n']}x{case['m']}")
-def test_known_answers(case):
-    assert TAGS[case["family"]].version == case["version"]
-    projection = make_projection(case["family"], SecretKey(bytes.fromhex(case["key"])), case["n"], case["m"])
-    w = ((7919 * np.arange(case["n"]) % 1009) / 512 - 1).astype(np.float32)
-    theta = ((6007 * np.arange(case["m"]) % 1013) / 512 - 1).astype(np.float32)
-    for result, expected in ((projection.forward(w), case["forward"]), (projection.adjoint(theta), case["adjoint"])):
-        values = np.array([float.fromhex(value) for value in expected["values"]], np.float32)
-        sample = result[np.array(expected["places"])]
-        if case["family"] == "sign":
-            np.testing.assert_array_equal(sample, values)
-        else:
-            np.testing.assert_allclose(sample, values, atol=expected["tolerance"])
-        if "sha256" in expected:
-            assert sha256((result + 0).astype("<f4").tobytes()).hexdigest() == expected["sha256"]

@@ -18,7 +18,8 @@ from helpers import ROOT
 
 
 def corpus(target: str) -> list[bytes]:
-    return [bytes.fromhex(line) for line in (ROOT / "tests" / "corpus" / f"{target}.txt").read_text().splitlines()]
+    lines = (ROOT / "tests" / "protocol" / "corpus" / f"{target}.txt").read_text().splitlines()
+    return [bytes.fromhex(line) for line in lines]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from fedrp.errors import ConfigError
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier, gaussian_delta, gaussian_epsilon
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "privacy.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "privacy.json").read_text())
 
 
 @pytest.mark.parametrize("vector", VECTORS["gaussian_delta"][1:], ids=str)

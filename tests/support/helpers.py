@@ -29,7 +29,7 @@ from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
 from fedrp.testing.problems import CLASSES, FEATURES, TinyNet, blobs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOISY = [name for name, algorithm in ALGORITHMS.items() if "dp_epsilon" in algorithm.settings]
 
 

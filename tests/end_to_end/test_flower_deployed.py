@@ -20,14 +20,14 @@ from fedrp.simulation.simulate import delivering_client
 from fedrp.testing.loopback import Loopback
 from helpers import ROOT, TinyNet, round_keys, tiny_config, tiny_task
 
-APP = ROOT / "tests" / "flower_app"
+APP = ROOT / "tests" / "end_to_end" / "flower_app"
 SITES = ["amsterdam", "bergen", "coimbra"]
 
 
 @pytest.fixture(autouse=True)
 def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes must find this source and the tests' helpers."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests/support'}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -44,13 +44,13 @@ from fedrp.testing.local import local_run
 from fedrp.testing.loopback import Loopback
 from helpers import ROOT, TinyNet, tiny_config, tiny_task
 
-APP = ROOT / "tests" / "flower_app"
+APP = ROOT / "tests" / "end_to_end" / "flower_app"
 
 
 @pytest.fixture(autouse=True)
 def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes must find this source and the tests' helpers."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests/support'}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -1,6 +1,6 @@
 """What the fuzzer runs: bytes become packets and steps of the protocol, and rules that no bytes may break.
 
-Plain functions of bytes, so that the kept corpus can be run without the fuzzer (`tests/test_fuzz.py`). Three targets:
+Plain functions of bytes, so that the kept corpus can be run without the fuzzer (`test_fuzz.py`). Three targets:
 
 - `wire`: the bytes are a packet, as it comes from the network;
 - `client`, `server`: the bytes are a *script*. Sealed keys differ in every process, so no packet can be kept as it is;

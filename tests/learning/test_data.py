@@ -18,7 +18,7 @@ from fedrp.errors import ConfigError, DataError
 from fedrp.learning import data
 from fedrp.learning.data import DATASETS, Dataset, default_data_dir, load_dataset
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 

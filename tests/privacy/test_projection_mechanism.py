@@ -25,7 +25,7 @@ from fedrp.privacy.projection_mechanism import (
     shrinking_log_delta,
 )
 
-VECTORS = json.loads((Path(__file__).parent / "vectors" / "privacy.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "privacy.json").read_text())
 
 ROWS = st.integers(0, 60).map(lambda power: round(10 ** (power / 10)))  # 1 to 10^6
 RATIOS = st.floats(-8, 2).map(lambda power: 10**power)

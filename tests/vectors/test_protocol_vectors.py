@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+import make_protocol_vectors as maker
 from fedrp.algorithms.client_side import ClientState, Local, Participant
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.subspace import fingerprint
@@ -29,7 +30,6 @@ from fedrp.protocol import limits, wire
 from fedrp.protocol.history import settings_digest
 from fedrp.protocol.wire import Kind, Message
 from helpers import ROOT
-from vectors import make_protocol_vectors as maker
 
 VECTORS = json.loads(maker.FILE.read_text())
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
@@ -63,7 +63,9 @@ def test_the_oracle_makes_the_vectors_again():
     assert maker.text() == maker.FILE.read_text()
 
 
-@pytest.mark.parametrize("name", ["oracles/protocol.py", "oracles/projection.py", "vectors/make_protocol_vectors.py"])
+@pytest.mark.parametrize(
+    "name", ["support/oracles/protocol.py", "support/oracles/projection.py", "vectors/make_protocol_vectors.py"]
+)
 def test_the_oracle_does_not_import_the_package(name):
     tree = ast.parse((ROOT / "tests" / name).read_text())
     taken = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
