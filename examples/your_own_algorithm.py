@@ -12,6 +12,7 @@ from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only, stated_range, within_range
 from fedrp.algorithms.shared import vectors_released
+from fedrp.config import Resolved
 from fedrp.learning.objective import Objective, Rows, on_device
 
 
@@ -34,7 +35,7 @@ FEDPROX = Algorithm(
     summary="FedAvg with a pull towards the common model",
     settings=EXCHANGE_SETTINGS | {"proximal"},
     delivers="consensus",
-    resolve=lambda config, _parameters: config,
+    resolve=lambda config, _parameters: Resolved.of(config),  # it has no defaults of its own
     client=ClientSide(lambda _config, initial: ClientState(initial), train, latest),
     server=ServerSide("aggregate", full_vector, mean_only, stated_range, within_range),
     releases=vectors_released,  # who learns what: full vectors, or under masks their sums

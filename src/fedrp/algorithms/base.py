@@ -6,7 +6,7 @@ from typing import Literal
 
 from fedrp.algorithms.client_side import ClientSide
 from fedrp.algorithms.server_side import ServerSide
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.privacy.events import Release
 
 # Settings of every algorithm in which clients send something.
@@ -25,8 +25,8 @@ class Algorithm:
     summary: str
     settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not; but for `dim`
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
-    resolve: Callable[[RunConfig, int], RunConfig]  # every default filled in, for so many parameters
+    resolve: Callable[[RunConfig, int], Resolved]  # every default filled in, for so many parameters
     client: ClientSide
     server: ServerSide
-    releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
+    releases: Callable[[Resolved], Sequence[Release]]  # who learns what
     lr_factor: float = 1.0  # the default learning rate, in units of the model's

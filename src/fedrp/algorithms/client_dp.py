@@ -17,8 +17,7 @@ from scipy.stats import binom
 from fedrp.algorithms.cohort import least_participants
 from fedrp.algorithms.server_side import Reach
 from fedrp.compression.grid import Scale, finest
-from fedrp.config.checks import settled
-from fedrp.config.run import DEFAULT_QUORUM, RunConfig
+from fedrp.config.run import DEFAULT_QUORUM, Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED, Call
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.privacy.events import (
@@ -56,7 +55,7 @@ SUMS_ONLY = (
 )
 
 
-def resolve_privacy(config: RunConfig) -> RunConfig:
+def resolve_privacy(config: RunConfig) -> Resolved:
     """The config with clip, quorum and noise multiplier; the latter from the target epsilon, if that was given."""
     if config.weighting != "uniform":
         raise ConfigError("weighting='samples' is not valid here: the privacy of a client rests on equal weights")
@@ -71,14 +70,15 @@ def resolve_privacy(config: RunConfig) -> RunConfig:
             participation_hidden=_participation_hidden(dataclasses.replace(config, quorum=quorum)),
         )
     clip = config.clip or DEFAULT_CLIP
-    resolved = dataclasses.replace(config, clip=clip, noise_multiplier=noise, dp_epsilon=None, quorum=quorum)
+    chosen = dataclasses.replace(config, clip=clip, noise_multiplier=noise, dp_epsilon=None, quorum=quorum)
+    resolved = Resolved.of(chosen)
     _update_noise(resolved)  # refuses an adaptive clip that the noise does not allow
     if resolved.secure_aggregation:
         _require_noise_above_grid(resolved)
     return resolved
 
 
-def _require_noise_above_grid(config: RunConfig) -> None:
+def _require_noise_above_grid(config: Resolved) -> None:
     try:
         cost = _rounding(config)
     except ConfigError:  # the bound does not hold for so little noise
@@ -90,7 +90,7 @@ def _require_noise_above_grid(config: RunConfig) -> None:
         )
 
 
-def _rounding(config: RunConfig) -> float:
+def _rounding(config: Resolved) -> float:
     """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
     if config.dp_noise == "local" or not config.noise_multiplier:
         return 0.0  # post-processing of a noisy vector, or no noise at all
@@ -102,45 +102,45 @@ def _rounding(config: RunConfig) -> float:
     return cost
 
 
-def extra_numbers(config: RunConfig) -> int:
+def extra_numbers(config: Resolved) -> int:
     """How many numbers privacy adds to an upload."""
-    return 0 if config.clip_quantile is None else 1
+    return 0 if not config.clip_quantile else 1
 
 
-def current_clip(config: RunConfig, previous: Vector | None) -> float:
+def current_clip(config: Resolved, previous: Vector | None) -> float:
     """The bound C of a round, after the aggregate of the one before.
 
     Raises:
         ProtocolError: the aggregate ends with a C that is none; noise in units of it would hide nothing.
     """
-    if config.clip_quantile is None or previous is None:
-        return settled(config.clip)
+    if not config.clip_quantile or previous is None:
+        return config.clip
     clip = float(previous[-1])
     if not (math.isfinite(clip) and clip > 0):
         raise ProtocolError(f"the aggregate names a clip of {clip:g}: expected a positive, finite number")
     return clip
 
 
-def expected_number(config: RunConfig) -> float:
+def expected_number(config: Resolved) -> float:
     """What the sum of a round is divided by, whoever came."""
     return float(config.expected_participants)
 
 
-def noised_scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
+def noised_scale(config: Resolved, previous: Vector | None, call: Call) -> Scale:
     """The scale of a noised upload that is masked: only noise beyond any that occurs is cut off."""
     clip = current_clip(config, previous)
     bound = clip * _largest(config, len(call.clients))
     return Scale(bound, grid_step(config, clip)) if config.noise_multiplier else finest(bound, call)
 
 
-def noised_reach(config: RunConfig, round_: int, size: int) -> Reach:
+def noised_reach(config: Resolved, round_: int, size: int) -> Reach:
     """What the averaged update of a round can be, from the clip, the noise and the largest cohort.
 
     A Gaussian vector of d numbers is longer than (sqrt(d) + 10) deviations with probability below e^-50.
     """
     cohort = config.clients if config.sampling == "poisson" else config.expected_participants
-    clip = settled(config.clip)
-    if config.clip_quantile is not None:
+    clip = config.clip
+    if config.clip_quantile:
         clip *= math.exp(_CLIP_RATE * config.clip_quantile * round_)
     # Small cohorts add the most noise, because each client makes up for those who may be missing.
     counts = (*range(1, min(cohort, _SMALL_COHORT) + 1), cohort)
@@ -151,7 +151,7 @@ def noised_reach(config: RunConfig, round_: int, size: int) -> Reach:
     return Reach(max(number, votes), norm + votes)
 
 
-def most_rounds(config: RunConfig) -> int:
+def most_rounds(config: Resolved) -> int:
     """In how many rounds a client takes part at most: beyond this it refuses, whoever draws the coins.
 
     Honest coins ask for more with a probability of one in a million.
@@ -160,12 +160,12 @@ def most_rounds(config: RunConfig) -> int:
     return config.rounds if rate >= 1 else int(binom.isf(_TOO_OFTEN, config.rounds, rate))
 
 
-def _largest(config: RunConfig, participants: int) -> float:
+def _largest(config: Resolved, participants: int) -> float:
     """The largest number of a noised upload, in units of C."""
     return 1 + _TAIL * max(noise_shares(config, participants))
 
 
-def grid_step(config: RunConfig, clip: float) -> float:
+def grid_step(config: Resolved, clip: float) -> float:
     """The grid of noised numbers: a power of two, 2^-12 of the smallest noise that a client may add, or less.
 
     It depends on nothing but the config and C: not on the numbers, and not on how many take part. Where thousands of
@@ -177,50 +177,50 @@ def grid_step(config: RunConfig, clip: float) -> float:
     return float(2.0**exponent)
 
 
-def _coarsestgrid_step(config: RunConfig) -> float:
+def _coarsestgrid_step(config: Resolved) -> float:
     """The largest step of a run in which uploads are masked, in units of C.
 
     C is rarely a power of two and the step always is, so the step may be twice the one that C would need. Where C
     adapts, every mantissa of C must be expected.
     """
-    if config.clip_quantile is None:
-        clip = settled(config.clip)
+    if not config.clip_quantile:
+        clip = config.clip
         return grid_step(config, clip) / clip
     return max(math.ldexp(min(noise_shares(config, config.clients)), -_GRID_BITS), 2 * _finestgrid_step(config))
 
 
-def _finestgrid_step(config: RunConfig) -> float:
+def _finestgrid_step(config: Resolved) -> float:
     """The smallest step with which the sum of all clients does not overflow, in units of C."""
     everyone = Call(tuple(range(config.clients)), (1,) * config.clients)
     return finest(_largest(config, config.clients), everyone).step
 
 
-def noise_shares(config: RunConfig, participants: int) -> list[float]:
+def noise_shares(config: Resolved, participants: int) -> list[float]:
     """The deviations of the noise that a client adds to its update and, where C adapts, to its vote; in units of C."""
     multipliers = [_update_noise(config)]
-    if config.clip_quantile is not None:
+    if config.clip_quantile:
         multipliers.append(_bit_noise(config))
     return [_share(config, participants, multiplier) for multiplier in multipliers]
 
 
-def averaged(config: RunConfig, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
+def averaged(config: Resolved, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
     """The sum of the uploads by the expected number of participants (`mean`); the last number becomes the next C.
 
     A weight of 0 is that of a round without uploads, which leaves C as it is.
     """
     result = mean.copy()
-    if config.clip_quantile is not None:
+    if config.clip_quantile:
         clip = current_clip(config, past[0] if past else None)
         below = min(1.0, max(0.0, float(result[-1]) / clip + 0.5)) if weight else config.clip_quantile
         result[-1] = clip * math.exp(-_CLIP_RATE * (below - config.clip_quantile))
     return result
 
 
-def releases(config: RunConfig) -> list[Release]:
+def releases(config: Resolved) -> list[Release]:
     """What the mechanism of this file gives away, to whom."""
     client = Adjacency.CLIENT_ZEROED  # everyone but who gets the model sees how many take part
     seen = _seen(config)
-    bound = f"norm {config.clip:g}" if config.clip_quantile is None else "the round's C, which the noise grows with"
+    bound = f"norm {config.clip:g}" if not config.clip_quantile else "the round's C, which the noise grows with"
     clipped = f"every update is clipped to {bound}, so the sensitivity is enforced"
     if config.dp_noise == "local":
         own = (clipped, "every client adds all of the noise itself")
@@ -246,13 +246,13 @@ def releases(config: RunConfig) -> list[Release]:
 _ONE_CURIOUS = "at most one curious client, who knows its own share of the noise"
 
 
-def _seen(config: RunConfig, own_share: float = 0.0, hidden: bool = False) -> Event:
+def _seen(config: Resolved, own_share: float = 0.0, hidden: bool = False) -> Event:
     """The sums of all rounds, for whom a part of the variance of their noise is no noise."""
-    noise = GaussianRelease(settled(config.noise_multiplier) * math.sqrt(1 - own_share))
+    noise = GaussianRelease(config.noise_multiplier * math.sqrt(1 - own_share))
     return Composed(PoissonSampled(noise, _rate(config), participation_hidden=hidden), config.rounds)
 
 
-def _seen_by_a_participant(config: RunConfig, shared: tuple[str, ...]) -> tuple[Event, tuple[str, ...]]:
+def _seen_by_a_participant(config: Resolved, shared: tuple[str, ...]) -> tuple[Event, tuple[str, ...]]:
     """The sums where the total noise does not depend on how many take part, so that a client knows a part of it."""
     fewest = int(binom.ppf(_NEGLIGIBLE * config.dp_delta / config.rounds, config.clients, config.participation))
     if fewest < 2:
@@ -261,14 +261,14 @@ def _seen_by_a_participant(config: RunConfig, shared: tuple[str, ...]) -> tuple[
     return _seen(config, own_share=1 / fewest), (*shared, _ONE_CURIOUS, often)
 
 
-def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...]) -> list[Release]:
+def _seen_by_the_server(config: Resolved, seen: Event, shared: tuple[str, ...]) -> list[Release]:
     """What single shares of noise are worth: nothing, unless the server sees sums only."""
     both, client = (Adversary.SERVER, Adversary.SERVER_AND_CLIENT), Adjacency.CLIENT_ZEROED
     if not config.secure_aggregation:
         single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
         return [Release(adversary, client, single) for adversary in both]
     assumed = (*shared, *SUMS_ONLY)
-    if settled(config.quorum) < 1:
+    if config.quorum < 1:
         # The sum of those left out carries only their shares, and late uploads complete it.
         late = "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)"
         assumed = (*assumed, late)
@@ -308,25 +308,25 @@ def _participation_hidden(config: RunConfig) -> bool:
     return by_coins and computed and config.dp_noise == "shared" and config.quorum == 1.0
 
 
-def _share(config: RunConfig, participants: int, deviation: float) -> float:
+def _share(config: Resolved, participants: int, deviation: float) -> float:
     """The noise that one client adds, so that the sum over the round has the given standard deviation at least."""
     if config.dp_noise == "local":
         return deviation
-    minimum = math.ceil(participants * settled(config.quorum))
+    minimum = math.ceil(participants * config.quorum)
     # A curious client knows the noise that it added itself: the others' must suffice. Not so where participation is
     # hidden: there the total must be the same whatever the number of participants.
     colluding = 0 if _participation_hidden(config) else min(1, minimum - 1)
     return noise_share(deviation, participants, minimum, colluding).per_client
 
 
-def _bit_noise(config: RunConfig) -> float:
+def _bit_noise(config: Resolved) -> float:
     return _BIT_NOISE_SHARE * config.expected_participants
 
 
-def _update_noise(config: RunConfig) -> float:
+def _update_noise(config: Resolved) -> float:
     """The multiplier on the update itself: larger than z where a part of the budget goes into adapting C."""
-    noise = settled(config.noise_multiplier)
-    if config.clip_quantile is None:
+    noise = config.noise_multiplier
+    if not config.clip_quantile:
         return noise
     if noise >= 2 * _bit_noise(config):
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection
@@ -43,7 +43,7 @@ class Participant(NamedTuple):
 class Local(NamedTuple):
     """What a group of clients has at hand in one round."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     key: SecretKey | None  # of this round
     participants: int  # how many clients take part, as the server announced
     project: Callable[[SecretKey], Projection]
@@ -61,9 +61,9 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientSide:
-    """An algorithm as a client knows it. Configs are resolved; no function changes its inputs."""
+    """An algorithm as a client knows it. No function changes its inputs."""
 
-    init: Callable[[RunConfig, Vector], ClientState]  # from the initial model
+    init: Callable[[Resolved, Vector], ClientState]  # from the initial model
     round: Callable[[Local, Sequence[Participant]], list[Upload]]
     finish: Callable[[Local, Participant], ClientState]  # what is delivered after the last round
 

@@ -2,7 +2,7 @@
 
 import math
 
-from fedrp.config.run import DEFAULT_QUORUM, RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 
 _FEWEST_TRIMMED = 3  # uploads of which one at each end can be left out
@@ -18,8 +18,8 @@ def least_participants(config: RunConfig) -> int:
     return MIN_SUMMED if config.secure_aggregation else least_uploads(config.trimmed_share)
 
 
-def needed(config: RunConfig, participants: int) -> int:
+def needed(config: Resolved, participants: int) -> int:
     """How many uploads a round must have, at least: of a cohort that is smaller than configured, no fewer."""
     cohort = participants if config.sampling == "poisson" else config.expected_participants
-    quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * (config.quorum or DEFAULT_QUORUM)))
+    quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * config.quorum))
     return max(quorum, MIN_SUMMED, cohort // 2 + 1) if config.secure_aggregation else quorum

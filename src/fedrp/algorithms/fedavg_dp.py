@@ -13,16 +13,16 @@ from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_priva
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import without_momentum
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
 
 
-def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
+def _resolve(config: RunConfig, _parameters: int) -> Resolved:
     return resolve_privacy(without_momentum(config))
 
 
-def _start(_config: RunConfig, initial: Vector) -> ClientState:
+def _start(_config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial, initial)  # the carry keeps w^0, which the running sum is added to
 
 

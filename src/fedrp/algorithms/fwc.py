@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.learning.objective import PLAIN
 from fedrp.privacy.events import Adjacency, Adversary, NothingReleased, Release, Unsupported
 from fedrp.types import Vector
 
 
-def _start(_config: RunConfig, initial: Vector) -> ClientState:
+def _start(_config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial)
 
 
@@ -20,7 +20,7 @@ def _alone(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     return [Upload(ClientState(model), NOTHING) for model in trained]
 
 
-def _nothing_learned(_config: RunConfig) -> list[Release]:
+def _nothing_learned(_config: Resolved) -> list[Release]:
     return [
         Release(Adversary.SERVER, Adjacency.CLIENT_REPLACE, NothingReleased()),
         Release(Adversary.CLIENTS, Adjacency.CLIENT_REPLACE, NothingReleased()),
@@ -32,7 +32,7 @@ FWC = Algorithm(
     summary="federated without connection: every client alone, the floor",
     settings=frozenset(),
     delivers="client",
-    resolve=lambda config, _parameters: config,
+    resolve=lambda config, _parameters: Resolved.of(config),
     client=ClientSide(_start, _alone, lambda _local, client: client.state),
     server=servers.FWC,
     releases=_nothing_learned,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedrp.compression.grid import HEADROOM, Scale, finest
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.types import Vector
 
@@ -25,53 +25,53 @@ class Reach(NamedTuple):
     norm: float = math.inf
 
 
-def no_certificate(_config: RunConfig, _uploads: Sequence[Vector]) -> float | None:
+def no_certificate(_config: Resolved, _uploads: Sequence[Vector]) -> float | None:
     """Where uploads tell nothing of how far apart the clients' models are."""
     return None
 
 
-def total_weight(_config: RunConfig) -> float | None:
+def total_weight(_config: Resolved) -> float | None:
     """The mean is over those that came."""
     return None
 
 
 @dataclass(frozen=True)
 class ServerSide:
-    """An algorithm as the server knows it. Configs are resolved; no function changes its inputs."""
+    """An algorithm as the server knows it. No function changes its inputs."""
 
     memory: Memory
-    upload_size: Callable[[RunConfig, int], int]  # numbers in an upload, for so many parameters
+    upload_size: Callable[[Resolved, int], int]  # numbers in an upload, for so many parameters
     # Past aggregates (latest first, two at most), the mean of the uploads and their total weight make the next one.
-    aggregate: Callable[[RunConfig, Sequence[Vector], Vector, float], Vector]
-    scale: Callable[[RunConfig, Vector | None, Call], Scale]  # of an upload to be masked, from the last aggregate
-    reach: Callable[[RunConfig, int, int], Reach]  # of the aggregate of a round with so many numbers
-    divisor: Callable[[RunConfig], float | None] = total_weight  # of the sum of uploads; None: their weight
+    aggregate: Callable[[Resolved, Sequence[Vector], Vector, float], Vector]
+    scale: Callable[[Resolved, Vector | None, Call], Scale]  # of an upload to be masked, from the last aggregate
+    reach: Callable[[Resolved, int, int], Reach]  # of the aggregate of a round with so many numbers
+    divisor: Callable[[Resolved], float | None] = total_weight  # of the sum of uploads; None: their weight
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
-    certify: Callable[[RunConfig, Sequence[Vector]], float | None] = no_certificate
+    certify: Callable[[Resolved, Sequence[Vector]], float | None] = no_certificate
     round_keys: bool = False  # clients share round keys that the server must not know
     exchanges: bool = True  # False: clients never talk
 
 
-def full_vector(_config: RunConfig, parameters: int) -> int:
+def full_vector(_config: Resolved, parameters: int) -> int:
     """Upload size of algorithms that send the whole model."""
     return parameters
 
 
-def projected_vector(config: RunConfig, _parameters: int) -> int:
+def projected_vector(config: Resolved, _parameters: int) -> int:
     """Upload size of algorithms that send a projection."""
     return config.dim
 
 
-def mean_only(_config: RunConfig, _past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
+def mean_only(_config: Resolved, _past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
     """The aggregate where a round stands for itself."""
     return mean
 
 
-def stated_range(config: RunConfig, _previous: Vector | None, call: Call) -> Scale:
+def stated_range(config: Resolved, _previous: Vector | None, call: Call) -> Scale:
     """The scale of an upload that nothing but the config bounds."""
     return finest(config.secure_range, call, HEADROOM)
 
 
-def within_range(config: RunConfig, _round: int, _size: int) -> Reach:
+def within_range(config: Resolved, _round: int, _size: int) -> Reach:
     """The mean of uploads that nothing but the range of masked numbers bounds."""
     return Reach(config.secure_range) if config.secure_aggregation else Reach()

@@ -15,8 +15,8 @@ from fedrp.algorithms.server_side import (
     within_range,
 )
 from fedrp.compression.grid import Scale
-from fedrp.config.checks import require_choice, settled
-from fedrp.config.run import RunConfig
+from fedrp.config.checks import require_choice
+from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.projection.tags import projection_tag
@@ -28,20 +28,20 @@ _SETTLED_AFTER = 10_000  # rounds after which momentum adds nothing more
 # --- FedAvg ----------------------------------------------------------------------------------------------------------
 
 
-def _momentum(config: RunConfig, past: Sequence[Vector]) -> Vector | None:
+def _momentum(config: Resolved, past: Sequence[Vector]) -> Vector | None:
     """The step, times beta, from the aggregate before the last to the last one."""
-    beta = np.float32(settled(config.server_momentum))
+    beta = np.float32(config.server_momentum)
     return beta * (past[0] - past[1]) if beta and len(past) > 1 else None
 
 
-def _fedavg(config: RunConfig, past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
+def _fedavg(config: Resolved, past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
     carried = _momentum(config, past)
     return mean if carried is None else mean + carried
 
 
-def _fedavg_reach(config: RunConfig, round_: int, size: int) -> Reach:
+def _fedavg_reach(config: Resolved, round_: int, size: int) -> Reach:
     """a_t = mean_t + beta (a_{t-1} - a_{t-2}), from 0: the range times the sum of |impulse response| so far."""
-    beta = settled(config.server_momentum)
+    beta = config.server_momentum
     last, before, total = 1.0, 0.0, 1.0
     for _ in range(min(round_ - 1, _SETTLED_AFTER)):
         last, before = beta * (last - before), last
@@ -57,11 +57,11 @@ FEDADMM = ServerSide("own", full_vector, mean_only, stated_range, within_range) 
 # --- FedAvg with noise -----------------------------------------------------------------------------------------------
 
 
-def _full_noised_vector(config: RunConfig, parameters: int) -> int:
+def _full_noised_vector(config: Resolved, parameters: int) -> int:
     return parameters + extra_numbers(config)
 
 
-def _running_sum(config: RunConfig, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
+def _running_sum(config: Resolved, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
     """The sum of all averaged updates, so that a client which missed rounds needs only the latest aggregate."""
     result = averaged(config, past, mean, weight)
     if not past:
@@ -74,10 +74,10 @@ def _running_sum(config: RunConfig, past: Sequence[Vector], mean: Vector, weight
     return result + total
 
 
-def _running_reach(config: RunConfig, round_: int, size: int) -> Reach:
+def _running_reach(config: Resolved, round_: int, size: int) -> Reach:
     """Every round adds at most what one round can, momentum carries it on."""
     number, norm = noised_reach(config, round_, size)
-    times = round_ / (1 - settled(config.server_momentum))
+    times = round_ / (1 - config.server_momentum)
     return Reach(times * number, times * norm)
 
 
@@ -89,7 +89,7 @@ FEDAVG_DP = ServerSide(
 # --- FedRP -----------------------------------------------------------------------------------------------------------
 
 
-def _certify(config: RunConfig, uploads: Sequence[Vector]) -> float | None:
+def _certify(config: Resolved, uploads: Sequence[Vector]) -> float | None:
     """Theorem 1: how far apart the clients' models can be, from their projections; Gaussian matrices only."""
     if config.projection != "gaussian":
         return None
@@ -104,23 +104,23 @@ FEDRP = ServerSide(  # remembers: the model and the dual variable
 # --- FedRP-Subspace --------------------------------------------------------------------------------------------------
 
 
-def _theta(config: RunConfig, _parameters: int) -> int:
+def _theta(config: Resolved, _parameters: int) -> int:
     return config.dim + (extra_numbers(config) if config.private else 0)
 
 
-def _mean_theta(config: RunConfig, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
+def _mean_theta(config: Resolved, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
     return averaged(config, past, mean, weight) if config.private else mean
 
 
-def _theta_scale(config: RunConfig, previous: Vector | None, call: Call) -> Scale:
+def _theta_scale(config: Resolved, previous: Vector | None, call: Call) -> Scale:
     return (noised_scale if config.private else stated_range)(config, previous, call)
 
 
-def _theta_reach(config: RunConfig, round_: int, size: int) -> Reach:
+def _theta_reach(config: Resolved, round_: int, size: int) -> Reach:
     return (noised_reach if config.private else within_range)(config, round_, size)
 
 
-def _theta_divisor(config: RunConfig) -> float | None:
+def _theta_divisor(config: Resolved) -> float | None:
     return expected_number(config) if config.private else None
 
 
@@ -139,12 +139,12 @@ SERVERS: dict[str, ServerSide] = {
 }
 
 
-def server_side(config: RunConfig) -> ServerSide:
+def server_side(config: Resolved) -> ServerSide:
     """The server side of a config's algorithm."""
     require_choice("algorithm", config.algorithm, SERVERS)
     return SERVERS[config.algorithm]
 
 
-def wire_tag(config: RunConfig) -> int:
+def wire_tag(config: Resolved) -> int:
     """What messages of this run carry as their projection: family and version, or 0 where there is no secret matrix."""
-    return projection_tag(settled(config.projection)) if server_side(config).round_keys else 0
+    return projection_tag(config.projection) if server_side(config).round_keys else 0

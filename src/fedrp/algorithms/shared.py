@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedrp.config.checks import require_choice
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES
@@ -26,7 +26,7 @@ def without_momentum(config: RunConfig) -> RunConfig:
     return config if config.server_momentum is not None else dataclasses.replace(config, server_momentum=0.0)
 
 
-def vectors_released(config: RunConfig) -> list[Release]:
+def vectors_released(config: Resolved) -> list[Release]:
     """What full vectors, or under masks their sums, tell: nothing is claimed."""
     seen: Event = NonPrivate("the server receives every client's vector in the clear")
     if config.secure_aggregation:

@@ -26,8 +26,7 @@ from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_priva
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import averages_released, resolve_projection
-from fedrp.config.checks import settled
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
@@ -54,7 +53,7 @@ _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
 
 
-def _resolve(config: RunConfig, parameters: int) -> RunConfig:
+def _resolve(config: RunConfig, parameters: int) -> Resolved:
     config = resolve_projection(config, parameters)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
@@ -66,7 +65,7 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
             f"{idle}={getattr(config, idle)} does nothing without noise: add --dp-epsilon, or --noise-multiplier 0 "
             "to clip only"
         )
-    return config
+    return Resolved.of(config)
 
 
 def _default_momentum(config: RunConfig, parameters: int) -> float:
@@ -88,7 +87,7 @@ def _path(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _start(config: RunConfig, initial: Vector) -> ClientState:
+def _start(config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial, np.zeros_like(initial) if config.server_momentum else NOTHING)
 
 
@@ -106,7 +105,7 @@ def _consensus(local: Local, clients: Sequence[Participant]) -> list[ClientState
 
 def _finish(local: Local, client: Participant) -> ClientState:
     model, velocity = client.state
-    beta = np.float32(settled(local.config.server_momentum))
+    beta = np.float32(local.config.server_momentum)
     for key, aggregate in client.history:
         if aggregate is not None and key is not None:
             step = local.project(key).adjoint(np.ascontiguousarray(aggregate[: local.config.dim]))
@@ -132,9 +131,9 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return forward(projection, gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    rate = functools.partial(step_size, settled(config.lr), config.momentum, projection.norm_bound)
+    rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
     thetas = local.train(start, Objective(gradient, weights, rate))
-    marks = {id(state): fingerprint(settled(config.projection), key, state.model) for state in states}
+    marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
     return [
         Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])
         for client, state, theta in zip(clients, states, thetas, strict=True)
@@ -158,7 +157,7 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     return hmac.new(secret.derive("mac").reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
 
 
-def _releases(config: RunConfig) -> list[Release]:
+def _releases(config: Resolved) -> list[Release]:
     if config.private:
         return releases(config)
     gram = Unsupported("the server learns inner products of the clients' vectors; no differential privacy is claimed")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedrp.algorithms.client_side import Local, Participant, Step
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
-from fedrp.config.checks import require_choice, settled
+from fedrp.config.checks import require_choice
 from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import KEY_BYTES
@@ -134,7 +134,7 @@ def _project(view: View, parameters: int) -> Callable[[SecretKey], Projection]:
     config = view.public.config
 
     def project(key: SecretKey) -> Projection:
-        return make_projection(settled(config.projection), key, parameters, config.dim)
+        return make_projection(config.projection, key, parameters, config.dim)
 
     return project
 

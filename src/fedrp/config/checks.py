@@ -5,11 +5,9 @@ import difflib
 import numbers
 import types
 import typing
-from typing import Any, TypeVar
+from typing import Any
 
 from fedrp.errors import ConfigError
-
-Value = TypeVar("Value")
 
 
 def setting(default: Any, text: str) -> Any:
@@ -47,13 +45,6 @@ def require(holds: bool, name: str, value: object, expected: str) -> None:
     """Refuse a value in one line that names it and says what is expected."""
     if not holds:
         raise ConfigError(f"{name}={value} is not valid: expected {expected}")
-
-
-def settled(value: Value | None) -> Value:
-    """A setting whose default has been chosen, as it is in every resolved config."""
-    if value is None:
-        raise ConfigError("a setting has no value yet: resolve the config first (fedrp.algorithms.resolve.resolved)")
-    return value
 
 
 def require_choice(name: str, value: str, choices: typing.Iterable[str]) -> None:

@@ -1,13 +1,14 @@
-"""What a run is: `RunConfig`, everything that decides its result.
+"""What a run is: `RunConfig`, everything that decides its result, and `Resolved`, the same without a `None`.
 
 A value of `None` means "choose a sensible default": it is resolved once, when the model and the data are known.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fedrp.config.checks import require, require_choice, require_types, setting, settled
+from fedrp.config.checks import require, require_choice, require_types, setting
 from fedrp.errors import ConfigError
 
 WEIGHTINGS = ("uniform", "samples")
@@ -74,6 +75,11 @@ class RunConfig:
             group.check(self)
 
     @property
+    def stored(self) -> "RunConfig":
+        """The settings as files hold them: these, with `None` where there is no value."""
+        return self
+
+    @property
     def private(self) -> bool:
         """Whether clients clip and noise what they send."""
         return self.noise_multiplier is not None or self.dp_epsilon is not None
@@ -86,12 +92,75 @@ class RunConfig:
     @property
     def trimmed_share(self) -> float:
         """The share of uploads that the server cuts off at each end, per coordinate: 0 for mean, 0.5 for median."""
-        return settled(_share_of(self.aggregation))
+        return _share_of(self.aggregation) or 0.0
 
     @property
     def expected_participants(self) -> int:
         """How many clients take part in a round: exactly (fixed) or on average (poisson)."""
         return max(1, round(self.participation * self.clients))
+
+
+@dataclass(frozen=True)
+class Resolved(RunConfig):
+    """Settings with every default filled in. Where a run has none of something, 0 or the empty string says so.
+
+    Guarantees: no setting is `None`; every value is neutral or one that a user could give.
+    """
+
+    lr: float = 0.0
+    rho: float = 0.0
+    projection: str = ""
+    train_examples: int = 0  # 0: all
+    quorum: float = DEFAULT_QUORUM
+    server_momentum: float = 0.0
+    clip: float = 0.0  # above 0: clients clip what they send, and add noise unless its multiplier is 0
+    noise_multiplier: float = 0.0
+    dp_epsilon: float = 0.0
+    clip_quantile: float = 0.0
+    ball: float = 0.0
+    sensitivity: float = 0.0
+    norm_floor: float = 0.0
+    unset: frozenset[str] = frozenset()  # what is stored as null: settings that this run has no value of
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Resolved":
+        """Settings as a user gives them or a file holds them, with the neutral value for each `None` that is left."""
+        given = vars(config.stored)
+        return cls(
+            **{name: value for name, value in given.items() if value is not None},
+            unset=frozenset(name for name, value in given.items() if value is None),
+        )
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require(self.lr > 0, "lr", self.lr, "a learning rate: resolve the config (fedrp.algorithms.resolve.resolved)")
+        require(self.private or not self.noise_multiplier, "clip", self.clip, "a number above 0, as there is noise")
+        neutral = {name for name, value in _NEUTRAL.items() if getattr(self, name) == value}
+        # What a neutral value may also be: one that was chosen.
+        chosen = {"server_momentum", "quorum"} - self.unset | ({"noise_multiplier"} if self.private else set())
+        object.__setattr__(self, "unset", frozenset(neutral - chosen))
+        _ = self.stored  # which is checked as a user's settings are
+
+    @property
+    def stored(self) -> RunConfig:
+        """The same settings as files hold them, digests are made of them and users give them."""
+        names = (field.name for field in dataclasses.fields(RunConfig))
+        values: dict[str, Any] = {name: None if name in self.unset else getattr(self, name) for name in names}
+        return RunConfig(**values)
+
+    @property
+    def private(self) -> bool:
+        """Whether clients clip what they send, and add noise unless its multiplier is 0."""
+        return self.clip > 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether something bounds how far one change of the data moves a model."""
+        return self.ball > 0 or self.sensitivity > 0
+
+
+_NULLABLE = frozenset(field.name for field in dataclasses.fields(RunConfig) if field.default is None)
+_NEUTRAL = {field.name: field.default for field in dataclasses.fields(Resolved) if field.name in _NULLABLE}
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------

@@ -46,4 +46,4 @@ def from_settings(record: type[Record], settings: dict[str, Any]) -> Record:
 
 def to_json(config: RunConfig) -> str:
     """The config as JSON, as it is kept in a run folder."""
-    return json.dumps(dataclasses.asdict(config), indent=2)
+    return json.dumps(dataclasses.asdict(config.stored), indent=2)

@@ -84,7 +84,7 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
                 f"clients={config.clients}, but the task holds examples of {len(task.train)} clients: train is a list, "
                 "with an entry for each client"
             )
-        if config.train_examples is not None:
+        if config.train_examples:
             raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
         if config.partition != "iid":
             raise ConfigError(f"partition='{config.partition}', but the task comes split among its clients")
@@ -108,7 +108,7 @@ def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
 
 
 def _limited(whole: Examples, config: RunConfig) -> Examples:
-    if config.train_examples is None:
+    if not config.train_examples:
         return whole
     asked, count = config.train_examples, len(whole.y)
     if asked > count:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload
 from fedrp.compression import grid
-from fedrp.config.checks import settled
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
@@ -111,10 +110,8 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     """What clients make of one round, trained together."""
     config = bench.config
     # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
-    log_divergence = config.private or config.ball is not None
-    sgd = LocalSGD(
-        settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip, log_divergence
-    )
+    log_divergence = config.private or config.ball > 0
+    sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip, log_divergence)
 
     def train(start: Stack, objective: Objective) -> Stack:
         indices = [work.client.index for work in works]

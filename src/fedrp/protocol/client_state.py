@@ -17,8 +17,7 @@ from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config.checks import settled
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.masks import NO_PEERS, PeerKeys
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, verify
@@ -88,7 +87,7 @@ class Site:
 class Workbench:
     """What the clients of one process work with."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     run: bytes
     roster: Roster  # pinned: nothing that the server says can change it
     trainer: Trainer
@@ -122,7 +121,7 @@ class Workbench:
 
 
 def make_workbench(
-    config: RunConfig,
+    config: Resolved,
     run: bytes,
     roster: Roster,
     factory: ModelFactory,
@@ -139,7 +138,7 @@ def make_workbench(
 
     @functools.lru_cache(maxsize=2)
     def project(key: SecretKey) -> Projection:
-        return make_projection(settled(config.projection), key, size, config.dim, projection_memory)
+        return make_projection(config.projection, key, size, config.dim, projection_memory)
 
     @functools.lru_cache(maxsize=1)
     def initial(key: SecretKey | None) -> Vector:

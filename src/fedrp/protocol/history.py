@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.algorithms.server_side import Reach, ServerSide
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
@@ -28,7 +28,7 @@ class Past(NamedTuple):
 
 
 def past_rounds(
-    config: RunConfig, algorithm: ServerSide, size: int, inbox: Sequence[Message], since: int, round_: int
+    config: Resolved, algorithm: ServerSide, size: int, inbox: Sequence[Message], since: int, round_: int
 ) -> list[Past]:
     """What a client whose state is of round `since` applies before it takes part in `round_`.
 
@@ -84,12 +84,12 @@ def _norm(aggregate: Vector) -> float:
     return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))
 
 
-def settings_digest(config: RunConfig) -> bytes:
+def settings_digest(config: Resolved) -> bytes:
     """32 bytes that stand for all settings: equal where two parties train, clip and mask alike.
 
     Fractions count with six digits: defaults that machines compute for themselves may differ in the last one.
     """
-    values = dataclasses.asdict(config).items()
+    values = dataclasses.asdict(config.stored).items()
     told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values}
     text = json.dumps(told, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
@@ -51,7 +51,7 @@ class Dealt(NamedTuple):
 class Server:
     """All that the server knows between two messages."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     run: bytes
     upload_size: int
     round: int = 0  # the last round that was completed
@@ -82,7 +82,7 @@ class Server:
         return wire_tag(self.config)
 
 
-def new_server(config: RunConfig, run: bytes, upload_size: int) -> Server:
+def new_server(config: Resolved, run: bytes, upload_size: int) -> Server:
     """The server before anything has happened."""
     nobody = (0,) * config.clients
     return Server(config, run, upload_size, last_seen=nobody, weights=nobody)

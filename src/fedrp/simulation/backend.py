@@ -19,7 +19,7 @@ from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
 from fedrp.algorithms.client_side import ClientState
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster
 from fedrp.files import SHARED, write_content, writing
@@ -43,7 +43,7 @@ _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 class HostSetup(NamedTuple):
     """All that a host is built from; sent once to a worker."""
 
-    config: RunConfig
+    config: Resolved
     speed: Speed
     run: bytes
     roster: Roster

@@ -20,7 +20,7 @@ from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
@@ -109,11 +109,11 @@ def require_device(name: str) -> None:
 
 
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
-    config = dataclasses.replace(config, dataset=task.dataset, model=task.model_name)
-    config = resolved(with_norm_floor(config, task.model), parameters)
+    given = dataclasses.replace(config.stored, dataset=task.dataset, model=task.model_name)
+    config = resolved(with_norm_floor(given, task.model), parameters)
     require_hidden_start(config, task.model, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
-    run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
+    run = hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
@@ -161,7 +161,7 @@ def _measured(closed: ClosedRound, hosts: Hosts, traffic: Traffic) -> RoundRecor
     )
 
 
-def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: float) -> None:
+def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float) -> None:
     """Compare the loss after a round with that of an untrained model: within a round each client looks for itself.
 
     With noise a bad model may be all that can be had, so only one that is none is refused (it is made of noised sums,
@@ -176,7 +176,7 @@ def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: floa
     )
     if config.private:
         text += ", --clip or the noise"
-    if config.ball is None and not (config.private and math.isfinite(loss)):
+    if not config.ball and not (config.private and math.isfinite(loss)):
         raise DivergenceError(text)
     _log.warning("%s (the run goes on)", text)
 
@@ -204,7 +204,7 @@ def evaluate(server: Server, hosts: Hosts, all_clients: bool) -> Evaluation:
     return Evaluation(scores[chosen], average, mean, min(accuracies), max(accuracies))
 
 
-def delivering_client(config: RunConfig) -> int:
+def delivering_client(config: Resolved) -> int:
     """The client whose model is delivered where every client keeps its own: drawn at random, once per run."""
     return int(RunSeed(config.seed).generator("delivered").integers(config.clients))
 

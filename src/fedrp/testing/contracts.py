@@ -18,8 +18,8 @@ from torch import nn
 from fedrp.algorithms.client_side import Local, Participant, Step, Upload
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config.checks import require_choice, settled
-from fedrp.config.run import RunConfig
+from fedrp.config.checks import require_choice
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import layout_of
@@ -60,7 +60,7 @@ def require(holds: bool, broken: str) -> None:
 class Round:
     """Rounds of some clients, without a network; remembers the weights that training ended with."""
 
-    def __init__(self, config: RunConfig, clients: Sequence[int] = range(len(DATA))) -> None:
+    def __init__(self, config: Resolved, clients: Sequence[int] = range(len(DATA))) -> None:
         self.config, self.clients = config, clients
         self.algorithm = ALGORITHMS[config.algorithm]
         self.secret = self.algorithm.server.round_keys
@@ -73,7 +73,7 @@ class Round:
 
         def train(start: Stack, objective: Objective) -> Stack:
             c = self.config
-            sgd = LocalSGD(settled(c.lr), c.momentum, c.batch_size, c.local_epochs, c.grad_clip)
+            sgd = LocalSGD(c.lr, c.momentum, c.batch_size, c.local_epochs, c.grad_clip)
             data = [DATA[client] for client in self.clients]
             reached = self.trainer.train(start, data, list(self.clients), round_, sgd, objective)
             chart = objective.weights
@@ -81,7 +81,7 @@ class Round:
             return reached
 
         def project(key: SecretKey) -> Projection:
-            return make_projection(settled(self.config.projection), key, PARAMETERS, self.config.dim)
+            return make_projection(self.config.projection, key, PARAMETERS, self.config.dim)
 
         key = KEYS[round_] if self.secret else None
         return Local(config=self.config, key=key, participants=len(self.clients), project=project, train=train)
@@ -191,8 +191,8 @@ def it_learns(name: str, settings: Settings = NONE) -> None:
 def resolving_twice_changes_nothing(name: str, settings: Settings = NONE) -> None:
     """Defaults are filled in once."""
     config = resolved(small_config(name, {**settings, "lr": None}), PARAMETERS)
-    require(config.lr is not None, "no learning rate was filled in")
     require(resolved(config, PARAMETERS) == config, "a resolved config resolves to another one")
+    require(Resolved.of(config.stored) == config, "what is stored of a resolved config is another one")
 
 
 def it_says_who_learns_what(name: str, settings: Settings = NONE) -> None:
