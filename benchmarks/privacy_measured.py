@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
@@ -72,7 +73,7 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     test = examples(task.test, "the test set")
     set_threads(Speed())
     hosts = Hosts(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
-    size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
+    size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     server = new_server(config, run, size)
     carrier = HostCarrier.of(server, hosts)
     server = begin(server, carrier, NoStore(), config.clients)

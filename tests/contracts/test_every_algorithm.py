@@ -48,7 +48,7 @@ def forgetful(change: str) -> Algorithm:
         "inputs_are_not_changed": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=writes)),
         "rounds_are_deterministic": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=drifts)),
         "uploads_are_finite_float32_of_the_stated_size": dataclasses.replace(
-            FEDAVG, server=dataclasses.replace(server, upload_size=lambda _config, parameters: parameters + 1)
+            FEDAVG, server=dataclasses.replace(server, update_size=lambda _config, parameters: parameters + 1)
         ),
         "one_client_gets_what_its_training_gave": dataclasses.replace(
             FEDAVG, server=dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.float32(0.9) * mean)

@@ -14,6 +14,11 @@ EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", 
 AVERAGING_SETTINGS = EXCHANGE_SETTINGS | {"server_momentum"}
 
 
+def no_defaults(config: RunConfig, _parameters: int) -> Resolved:
+    """Where an algorithm has no defaults of its own."""
+    return Resolved.of(config)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """An entry of the table.
@@ -25,8 +30,8 @@ class Algorithm:
     summary: str
     settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not; but for `dim`
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
-    resolve: Callable[[RunConfig, int], Resolved]  # every default filled in, for so many parameters
     client: ClientSide
-    server: ServerSide
+    server: ServerSide  # with the mechanisms between the two
     releases: Callable[[Resolved], Sequence[Release]]  # who learns what
+    resolve: Callable[[RunConfig, int], Resolved] = no_defaults  # every default filled in, for so many parameters
     lr_factor: float = 1.0  # the default learning rate, in units of the model's

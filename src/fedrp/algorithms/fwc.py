@@ -32,7 +32,6 @@ FWC = Algorithm(
     summary="federated without connection: every client alone, the floor",
     settings=frozenset(),
     delivers="client",
-    resolve=lambda config, _parameters: Resolved.of(config),
     client=ClientSide(_start, _alone, lambda _local, client: client.state),
     server=servers.FWC,
     releases=_nothing_learned,

@@ -229,7 +229,7 @@ class Mechanism:
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
         config, bench = self.config, self._bench(inside, seed)
-        size = bench.algorithm.server.upload_size(config, self.parameters)
+        size = bench.upload_size
         server = new_server(config, _RUN, size)
         sites = [_site(seed, client) for client in range(config.clients)]
         states = [Client(client) for client in range(config.clients)]

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from fedrp.algorithms.given_start import require_hidden_start
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
@@ -73,7 +74,7 @@ def simulate(
     untrained = preflight(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
-    upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)
+    upload_size = Pipeline.of(setup.config, ALGORITHMS[config.algorithm].server).upload_size(layout.size)
     server = new_server(setup.config, setup.run, upload_size)
     privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
