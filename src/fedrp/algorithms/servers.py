@@ -42,7 +42,6 @@ def _fedavg_reach(config: Resolved, round_: int, mean: Reach) -> Reach:
 
 
 FEDAVG = ServerSide("aggregate", full_vector, _fedavg, reach=_fedavg_reach)
-FWC = ServerSide("own", full_vector, mean_only, exchanges=False)
 FEDADMM = ServerSide("own", full_vector, mean_only)  # remembers: the dual variable
 
 
@@ -98,7 +97,6 @@ SERVERS: dict[str, ServerSide] = {
     "fedavg": FEDAVG,
     "fedavg-dp": FEDAVG_DP,
     "fedadmm": FEDADMM,
-    "fwc": FWC,
 }
 
 

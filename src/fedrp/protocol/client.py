@@ -76,7 +76,7 @@ def respond(
     works = [_work(bench, *client) for client in zip(clients, sites, packets, strict=True)]
     training = [p for p, work in enumerate(works) if work.round is not None and not (work.answered or work.complaint)]
     uploads: dict[int, tuple[_Plan, Upload]] = {}
-    for round_ in {works[p].round for p in training}:  # one, but where clients never talk and so count for themselves
+    for round_ in {works[p].round for p in training}:  # one, if the server is honest
         together = [p for p in training if works[p].round == round_]
         uploads |= dict(zip(together, _train(bench, round_ or 0, [works[p] for p in together]), strict=True))
     replies = []
@@ -129,8 +129,6 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int | None:
     """The round that a packet asks for, if any."""
     config = bench.config
-    if not bench.algorithm.server.exchanges:
-        return client.round + 1
     if inbox.call is None:
         return None
     round_, count = inbox.call.round, inbox.call.weight
@@ -160,11 +158,8 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
     state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
-    if bench.algorithm.server.exchanges:
-        memory = bench.algorithm.server.memory
-        past = past_rounds(bench.pipeline, bench.aggregate_size, inbox.messages, client.since, round_)
-    else:
-        memory, past = "own", [Past(0, None)]
+    memory = bench.algorithm.server.memory
+    past = past_rounds(bench.pipeline, bench.aggregate_size, inbox.messages, client.since, round_)
     keys = [opened_key(bench, client, site, step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
@@ -174,6 +169,13 @@ def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: in
     history = [Step(key, update) for key, update in zip(keys, updates, strict=True)]
     previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
     return _Plan(Participant(state, history), past, previous, transcript)
+
+
+def _call_of(work: _Work) -> Message:
+    """What asks a client for the round that it works on."""
+    if work.inbox.call is None:
+        raise ProtocolError(f"client {work.client.index} was asked for no round")
+    return work.inbox.call
 
 
 def _initial_model(bench: Workbench, client: Client, site: Site) -> Vector:
@@ -191,17 +193,15 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
         return client, wire.encode(replies)
-    if bench.algorithm.server.exchanges:
-        context = _at_client(bench, work, plan, round_)
-        sent, mark = bench.pipeline.sent(upload.vector, context), upload.fingerprint
-        if context.call is not None:
-            client = dataclasses.replace(client, call=context.call, transcript=plan.transcript)
-            sent = _masker(bench, client, site, round_, context.call).masked(sent)
-            if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
-                mark = plan.transcript[:FINGERPRINT_BYTES]
-        fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
-        replies.insert(0, Message(Kind.UPLOAD, *fields))
-    reply = wire.encode(replies)
+    context = _at_client(bench, work, plan)
+    sent, mark = bench.pipeline.sent(upload.vector, context), upload.fingerprint
+    if context.call is not None:
+        client = dataclasses.replace(client, call=context.call, transcript=plan.transcript)
+        sent = _masker(bench, client, site, round_, context.call).masked(sent)
+        if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
+            mark = plan.transcript[:FINGERPRINT_BYTES]
+    fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
+    reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
     oldest = round_ if replays else plan.past[-1].round
@@ -219,17 +219,16 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
     return moved, reply
 
 
-def _at_client(bench: Workbench, work: _Work, plan: _Plan, round_: int) -> AtClient:
+def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
     """What the mechanisms of a round need of a client."""
     client, site, inbox = work[:3]
-    if inbox.call is None:
-        raise ProtocolError(f"client {client.index} was not asked for an upload")
+    asked = _call_of(work)
     return AtClient(
         previous=plan.previous,
-        participants=inbox.call.weight,
-        normals=own_normals(site.entropy.noise(bench.run, round_, inbox.digest)),
-        warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, round_),
-        call=Call.of(inbox.call.payload) if bench.config.secure_aggregation else None,
+        participants=asked.weight,
+        normals=own_normals(site.entropy.noise(bench.run, asked.round, inbox.digest)),
+        warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
+        call=Call.of(asked.payload) if bench.config.secure_aggregation else None,
         weight=weight_of(bench, site),
     )
 
@@ -268,7 +267,9 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if complaint:
         raise ProtocolError(f"client {client.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    last = end[-1].round if end else client.since
+    if not end:
+        raise ProtocolError(f"client {client.index} was sent a last packet that announces no end: refused")
+    last = end[-1].round
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)
