@@ -65,8 +65,8 @@ def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> li
         def project(round_key: SecretKey) -> object:
             return make_projection("gaussian", round_key, PARAMETERS, config.dim)
 
-        client = Participant(state, [Step(key(round_ - 1), aggregate)], key(99), aggregate)
-        (upload,) = FEDRP.client.round(Local(config, key(round_), 1, project, train), [client])
+        client = Participant(state, [Step(key(round_ - 1), aggregate)])
+        (upload,) = FEDRP.client.round(Local(config, key(round_), project, train), [client])
         state, aggregate = upload.state, upload.vector
         seen.append((state.model, upload.vector))
     return seen

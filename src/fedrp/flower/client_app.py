@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
-from fedrp.config import Speed
+from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
 from fedrp.errors import ConfigError, FedRPError, SiteError

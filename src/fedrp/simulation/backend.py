@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
-from fedrp.config import RunConfig, Speed
+from fedrp.config.run import Resolved
+from fedrp.config.speed import Speed
 from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.layout import ModelFactory, State
@@ -38,7 +39,7 @@ End = TypeVar("End")  # what a client must be told to end with its final model: 
 class HostSetup(NamedTuple):
     """All that a host is built from; sent once to a worker."""
 
-    config: RunConfig
+    config: Resolved
     speed: Speed
     run: bytes
     factory: ModelFactory
