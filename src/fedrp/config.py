@@ -22,6 +22,7 @@ WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
+ENGINES = ("auto", "sequential", "stacked", "stacked:1", "stacked:2", "stacked:4", "stacked:8")
 _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
 _TRIMMED = "trimmed:"
 _SMALLEST_SHARE = 1e-6
@@ -117,17 +118,18 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Speed:
-    """How a run is computed. Nothing here changes the result, except `device` in the last digits."""
+    """How a run is computed. Nothing here changes the result, except `engine` and `device` in the last digits."""
 
     workers: int = _setting(1, "worker processes")
     threads: int = _setting(1, "torch threads of each worker; a change may move the last digits")
     device: str = _setting("cpu", "torch device of local training")
+    engine: str = _setting("auto", "how clients are trained: sequential, stacked (several as one) or auto (the faster)")
     projection_memory: int = _setting(4096, "MB that a gaussian matrix may take; a larger one is streamed")
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("workers", "threads"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        _require_whole(self, "workers", "threads")
+        require_choice("engine", self.engine, ENGINES)
         require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
         require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
 
@@ -227,7 +229,7 @@ GROUPS = (
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _require_whole(config: RunConfig, *names: str) -> None:
+def _require_whole(config: RunConfig | Speed, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(value is None or value >= 1, name, value, "a whole number of at least 1")

@@ -17,10 +17,10 @@ import torch
 from fedrp.algorithms.resolve import with_learning_rate
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.errors import ConfigError
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed

@@ -43,7 +43,7 @@ class HostSetup(NamedTuple):
     """All that a host is built from; sent once to a worker."""
 
     config: RunConfig
-    speed: Speed
+    speed: Speed  # with the engine that was chosen: the same for all workers
     run: bytes
     roster: Roster
     factory: ModelFactory
@@ -77,9 +77,9 @@ class ClientHost:
     def __init__(self, setup: HostSetup) -> None:
         self._setup = setup
         config, seed = setup.config, RunSeed(setup.config.seed)
-        memory = setup.speed.projection_memory * 2**20
-        device = torch.device(setup.speed.device)
-        self._bench = make_workbench(config, setup.run, setup.roster, setup.factory, setup.loss, device, memory)
+        model = (setup.factory, setup.loss, torch.device(setup.speed.device))
+        memory, engine = setup.speed.projection_memory * 2**20, setup.speed.engine
+        self._bench = make_workbench(config, setup.run, setup.roster, *model, memory, engine)
         self._states = {client: Client(client) for client in setup.data}
         self._sites = {client: simulated_site(seed, client, data) for client, data in setup.data.items()}
 

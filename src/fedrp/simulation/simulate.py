@@ -35,6 +35,7 @@ from fedrp.protocol.rounds import ClosedRound, NoStore, begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads
+from fedrp.simulation.calibration import Workload, choose_engine
 from fedrp.simulation.carrier import HostCarrier
 from fedrp.simulation.identities import simulated_roster
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic
@@ -59,8 +60,8 @@ def simulate(
 ) -> RunResult:
     """Train a task with the configured algorithm and return what came of it. `tap` is on the wire, see `Tap`.
 
-    Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
-    not the run was killed and resumed in between.
+    Guarantees: the result is a function of `config`, `task` and the engine alone, whatever the number of workers, and
+    whether or not the run was killed and resumed in between. Engines differ in the last digits.
     """
     speed = speed or Speed()
     if resume and out is None:
@@ -77,7 +78,7 @@ def simulate(
     privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
-    with _opened(out, setup, layout, resume) as folder, _computing(setup, tap) as hosts:
+    with _opened(out, setup, layout, resume) as folder, _computing(setup, folder, tap) as hosts:
         if folder and folder.checkpoint():
             server, records, earlier = folder.load(server, hosts)
             seconds = earlier
@@ -131,15 +132,29 @@ def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bo
 
 
 @contextmanager
-def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
+def _computing(setup: HostSetup, folder: RunFolder | None, tap: Tap | None) -> Iterator[Hosts]:
     """The clients at work; after that, this process has as many threads as before."""
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(torch.set_num_threads, torch.get_num_threads())
         afterwards.callback(kernels.set_threads, kernels.get_threads())
         set_threads(setup.speed)
-        hosts = Hosts(setup, tap)
+        hosts = Hosts(_with_engine(setup, folder), tap)
         afterwards.callback(hosts.stop)
         yield hosts
+
+
+def _with_engine(setup: HostSetup, folder: RunFolder | None) -> HostSetup:
+    """The set-up with the engine that the run began with, or that is chosen now, once for all workers."""
+    speed, config = setup.speed, setup.config
+    engine = folder.engine(speed.engine) if folder else None
+    if engine is None:
+        batches = sum(-(-len(data.y) // config.batch_size) for data in setup.data.values())
+        steps = round(batches * config.local_epochs * config.rounds * config.participation)
+        work = Workload(list(setup.data.values()), config.batch_size, steps)
+        engine = choose_engine(speed.engine, setup.factory, setup.loss, torch.device(speed.device), work)
+        if folder:
+            folder.keep_engine(engine)
+    return setup._replace(speed=dataclasses.replace(speed, engine=engine))
 
 
 def _measured(closed: ClosedRound, hosts: Hosts, traffic: Traffic) -> RoundRecord:

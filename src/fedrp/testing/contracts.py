@@ -20,10 +20,10 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.crypto.secret import SecretKey
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import Projection, make_projection
