@@ -79,7 +79,7 @@ class Functional(nn.Module):
         h = h + F.silu(self.second(h))
         h = F.avg_pool2d(torch.cat([h, -h], dim=1), 2)
         h = F.pad(h, (0, 0, 1, 1))[:, :, 1:-1, :]
-        return self.out(h.view(h.size(0), -1)).sigmoid() * self.scale
+        return self.out(h.reshape(h.size(0), -1)).sigmoid() * self.scale
 
 
 class Sequence1d(nn.Sequential):
