@@ -79,7 +79,7 @@ def _conv2d(
     groups: int = 1,
 ) -> Stacked:
     bias = None if bias is None else _own(x, bias)
-    return convolution(x, _own(x, weight), bias, groups, stride=stride, padding=padding, dilation=dilation)
+    return convolution(x, _own(x, weight), bias, stride, padding, dilation, groups)
 
 
 def _layer_norm(

@@ -25,13 +25,16 @@ def linear(x: Stacked, weight: torch.Tensor, bias: torch.Tensor | None) -> Stack
     return x.with_rows(result.reshape(*rows.shape[:-1], -1))
 
 
-def convolution(x: Stacked, weight: torch.Tensor, bias: torch.Tensor | None, groups: int, **shape: Any) -> Stacked:
+def convolution(
+    x: Stacked, weight: torch.Tensor, bias: torch.Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Stacked:
     """A convolution over one or two dimensions of space; weight (k, outputs, inputs / groups, *kernel)."""
     if len(x.shape) != weight.ndim - 1:
         raise NotStackableError(f"a convolution gets values of shape {tuple(x.shape)}")
     operation = {4: F.conv1d, 5: F.conv2d}[weight.ndim]
     bias = None if bias is None else bias.flatten()
-    return x.with_image(operation(x.image(), weight.flatten(0, 1), bias, groups=x.models * groups, **shape))
+    groups *= x.models
+    return x.with_image(operation(x.image(), weight.flatten(0, 1), bias, stride, padding, dilation, groups))
 
 
 def layer_norm(x: Stacked, shape: Any, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Stacked:
@@ -53,8 +56,8 @@ def _convolution(now: Pass, layer: nn.Conv1d | nn.Conv2d, x: Stacked) -> Stacked
     padding: Any = layer.padding
     if layer.padding_mode != "zeros":
         x, padding = x.with_image(F.pad(x.image(), layer._reversed_padding_repeated_twice, layer.padding_mode)), 0
-    shape = {"stride": layer.stride, "padding": padding, "dilation": layer.dilation}
-    return convolution(x, now.parameter(layer.weight), _optional(now, layer.bias), layer.groups, **shape)
+    weight, bias = now.parameter(layer.weight), _optional(now, layer.bias)
+    return convolution(x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)
 
 
 def _group_norm(now: Pass, layer: nn.GroupNorm, x: Stacked) -> Stacked:
