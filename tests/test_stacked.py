@@ -19,12 +19,12 @@ from fedrp.learning.engines import SEQUENTIAL, make_trainer, trainer_of
 from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective
 from fedrp.learning.stacked import StackedTrainer, stacked_views
-from fedrp.learning.trainer import Trainer
+from fedrp.learning.trainer import LocalModel, Trainer
 from fedrp.learning.zoo import MODELS
 from fedrp.rng import RunSeed
 from fedrp.simulation import calibration
 from fedrp.simulation.calibration import Workload, choose_engine
-from fedrp.stacking.rewrite import require_same, rewritten
+from fedrp.stacking.rewrite import rewritten
 from fedrp.stacking.values import NotStackableError, Pass, Stacked
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, tiny_config, tiny_task
 
@@ -450,13 +450,17 @@ def test_an_engine_that_is_obviously_slower_is_not_chosen(slow: str, monkeypatch
 
 @dataclasses.dataclass(frozen=True)
 class Slow:
-    """A real engine that sleeps."""
+    """A real engine that does much besides."""
 
     trainer: Trainer
 
+    @property
+    def model(self) -> LocalModel:
+        return self.trainer.model
+
     def train(self, start: np.ndarray, *rest: object) -> np.ndarray:
-        torch.mm(torch.ones(600, 600), torch.ones(600, 600))
-        calibration.time.sleep(0.05 * len(start))
+        for _ in range(20 * len(start)):
+            torch.mm(torch.ones(200, 200), torch.ones(200, 200))
         return self.trainer.train(start, *rest)  # type: ignore[arg-type]
 
 

@@ -25,14 +25,17 @@ from fedrp.learning.trainer import LocalModel, Trainer, make_local_model
 from fedrp.rng import RunSeed
 from fedrp.stacking.rewrite import require_same, rewritten
 from fedrp.stacking.values import NotStackableError
-from fedrp.types import Vector
 
 _log = logging.getLogger(__name__)
 
 _CACHE_FILE = "engines.json"
-_CHUNKS = (4, 2, 8)  # clients computed as one; the likeliest first, as time may run out
+_CHUNKS = (2, 4, 8)  # clients computed as one
+_REPEATS = 2  # of a measurement, after one to warm up
+_PROBE = 2  # examples that tell how long a step takes, about
+_SMALLEST = 8  # examples of a batch that still tell which engine is faster
+_TICK = 1e-6  # seconds, at least: a clock may stand still
 _SHORT = 1000  # client-steps of a run that are over before trying would have paid
-_SECONDS = 1.5  # that trying may take
+_SECONDS = 1.0  # that trying may take
 _GAIN = 0.95  # of the sequential engine's time, that another must be below: a tie is no reason to change
 
 
@@ -68,7 +71,7 @@ def choose_engine(asked: str, factory: ModelFactory, loss: Loss, device: torch.d
     seconds = _known_seconds(model, work)
     engines = {name: taken for name, taken in seconds.items() if asked == AUTO or name != SEQUENTIAL}
     if not engines:  # there was no time to try any
-        return f"{STACKED}:{_CHUNKS[0]}"
+        return f"{STACKED}:{_CHUNKS[1]}"
     fastest = min(engines, key=lambda name: engines[name])
     if asked == AUTO and engines[fastest] > _GAIN * engines[SEQUENTIAL]:
         fastest = SEQUENTIAL
@@ -105,33 +108,38 @@ def _key(model: LocalModel, work: Workload) -> str:
 
 
 def measured_seconds(model: LocalModel, work: Workload) -> dict[str, float]:
-    """Seconds of a client's step by engine, for those there was time to try; `sequential` is always one of them."""
-    began = time.monotonic()
-    seconds: dict[str, float] = {}
-    start = model.layout.flatten(model.module)
-    for engine in (SEQUENTIAL, *(f"{STACKED}:{chunk}" for chunk in _CHUNKS)):
-        clients = stacked_clients(engine) or 1
-        left = _SECONDS - (time.monotonic() - began)
-        if clients > max(1, len(work.data)) or (seconds and 3 * clients * seconds[SEQUENTIAL] > left):
-            continue
-        seconds[engine] = _step_seconds(trainer_of(model, RunSeed(0), engine), start, clients, work)
-    return seconds
+    """Seconds of a client's step by engine; of `sequential` alone where steps are too long to try others.
+
+    Batches are smaller than the run's where that is needed to be done in time.
+    """
+    sequential = trainer_of(model, RunSeed(0), SEQUENTIAL)
+    _step_seconds(sequential, 1, _PROBE, work, 1)  # to warm up
+    probe = _step_seconds(sequential, 1, _PROBE, work, 1)
+    chunks = [chunk for chunk in _CHUNKS if chunk <= len(work.data)]
+    batch = min(work.batch_size, int(_SECONDS * _PROBE / probe / (_REPEATS + 1) / (1 + sum(chunks))))
+    if batch < min(_SMALLEST, work.batch_size):
+        return {SEQUENTIAL: probe}
+    engines = {SEQUENTIAL: 1} | {f"{STACKED}:{chunk}": chunk for chunk in chunks}
+    trainers = {engine: trainer_of(model, RunSeed(0), engine) for engine in engines}
+    return {
+        engine: _step_seconds(trainers[engine], clients, batch, work, _REPEATS + 1)
+        for engine, clients in engines.items()
+    }
 
 
-def _step_seconds(trainer: Trainer, start: Vector, clients: int, work: Workload) -> float:
-    """Seconds of a step of one client: the least of a few, after one to warm up."""
-    size = work.batch_size
-    source = work.data[0]
+def _step_seconds(trainer: Trainer, clients: int, size: int, work: Workload, repeats: int) -> float:
+    """Seconds of a step of one client, the least of a few."""
+    source, model = work.data[0], trainer.model
     index = torch.arange(size) % len(source.y)
     batch = Examples(source.x[index], source.y[index])
-    stack = np.repeat(start[None], clients, axis=0)
+    start = np.repeat(model.layout.flatten(model.module)[None], clients, axis=0)
     still = LocalSGD(lr=0.0, momentum=0.9, batch_size=size, epochs=1, grad_clip=1.0, log_divergence=True)
-    least = float("inf")
-    for attempt in range(4):
-        began = time.perf_counter()
-        trainer.train(stack, [batch] * clients, range(clients), 1, still)
-        taken = (time.perf_counter() - began) / clients
-        least = min(least, taken) if attempt else least
-        if taken * clients > _SECONDS / 4:  # slow: the first is good enough
-            return min(least, taken)
-    return least
+    # One thread's own time does not show what else the machine does.
+    alone = model.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    taken = []
+    for _ in range(repeats):
+        began = clock()
+        trainer.train(start, [batch] * clients, range(clients), 1, still)
+        taken.append((clock() - began) / clients)
+    return max(min(taken), _TICK)
