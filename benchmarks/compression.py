@@ -38,10 +38,10 @@ from origin import origin_of
 from fedrp.algorithms.resolve import resolved
 from fedrp.config import RunConfig, from_settings, require_choice
 from fedrp.errors import ConfigError, DivergenceError
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.evaluate import score
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.protocol.aggregate import weighted_mean
 from fedrp.protocol.wire import HEADER_BYTES

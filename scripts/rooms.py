@@ -25,6 +25,7 @@ ROOMS = {
     "projection": "A w from a key, matrix-free",
     "compression": "few bits per number",
     "privacy": "events, bounds, guarantees",
+    "stacking": "many models computed as one",
     "learning": "one client's data, model and local training",
     "algorithms": "what is computed and what is released",
     "protocol": "bytes in, bytes out",

@@ -267,7 +267,7 @@ def test_help_shows_each_setting_once_under_the_heading_of_its_group_and_ten_fir
         assert set(shown.pop(group.heading)) == {
             name.replace("_", "-") for name in group.settings if name not in FOREMOST
         }
-    assert shown.pop("Speed") == ["workers", "threads", "device", "projection-memory"]
+    assert shown.pop("Speed") == ["workers", "threads", "device", "engine", "projection-memory"]
     assert {"out", "resume", "json", "help"} <= set(shown.pop("Command"))
     assert not shown
 

@@ -11,10 +11,11 @@ from torch import nn
 from fedrp.auditing.canary import CanaryTrainer
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DivergenceError
+from fedrp.learning.descent import clipped
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import load_vector
 from fedrp.learning.objective import Examples, LocalSGD, Objective, on_device
-from fedrp.learning.sequential import _clipped, make_trainer
 from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import FAMILIES, make_projection
 from fedrp.projection.tensors import adjoint, forward
@@ -132,7 +133,7 @@ def test_divergence_names_client_and_round(trainer: Trainer) -> None:
 
 def test_gradients_whose_squares_overflow_are_clipped_and_do_not_vanish() -> None:
     gradients = torch.full((1, 4), 1e30)
-    np.testing.assert_allclose(_clipped(gradients, 1.0), 0.5)
+    np.testing.assert_allclose(clipped(gradients, 1.0), 0.5)
 
 
 def test_divergence_is_seen_where_clipped_gradients_keep_everything_finite(trainer: Trainer) -> None:
@@ -240,7 +241,7 @@ def test_clipping_gives_the_bits_that_numpy_gives(limit: float) -> None:
     for row in expected:
         if (norm := np.linalg.norm(row)) > limit:
             row *= np.float32(limit) / norm
-    assert _clipped(torch.from_numpy(rows.copy()), limit).numpy().tobytes() == expected.tobytes()
+    assert clipped(torch.from_numpy(rows.copy()), limit).numpy().tobytes() == expected.tobytes()
 
 
 def test_objectives_read_the_memory_of_writeable_arrays_and_a_copy_of_others() -> None:

@@ -14,9 +14,9 @@ from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms import cohort
 from fedrp.algorithms.resolve import resolved
 from fedrp.errors import DataError, DivergenceError
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import split_among_clients
 from fedrp.protocol.client_state import Client
 from fedrp.rng import RunSeed

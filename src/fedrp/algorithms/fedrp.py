@@ -67,7 +67,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         miss = forward(projection, weights) - goal
         return adjoint(projection, dual[rows] + float(rho) * miss).add_(gradients)
 
-    models = local.train(start, Objective(gradient))
+    models = local.train(start, Objective(gradient, at_once=True))
     if local.config.bounded:
         pairs = zip(models, origins, strict=True)
         models = stacked([kept_in_bounds(local.config, model, origin) for model, origin in pairs])

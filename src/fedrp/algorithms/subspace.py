@@ -131,7 +131,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
 
     start = np.zeros((len(clients), config.dim), np.float32)
     rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
-    thetas = local.train(start, Objective(gradient, weights, rate))
+    thetas = local.train(start, Objective(gradient, weights, rate, at_once=True))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
     return [Upload(state, theta, marks[id(state)]) for state, theta in zip(states, thetas, strict=True)]
 

@@ -20,10 +20,10 @@ from fedrp.config.checks import require
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector
 from fedrp.learning.objective import Examples, LocalSGD
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import delivering_client

@@ -18,10 +18,10 @@ from fedrp.algorithms.resolve import learning_rate
 from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed

@@ -42,11 +42,13 @@ class Objective(NamedTuple):
     gradients with respect to the variables (k x d); it may write over the gradients, not over the variables.
     `weights(variables, rows)` maps variables to weights; None means that the variables are the weights.
     `step_size(steps)`, from how many steps a client takes in the round, replaces the configured learning rate.
+    `at_once` asks for all rows of the group in one call, because both functions cost less per row that way.
     """
 
     gradient: Callable[[torch.Tensor, torch.Tensor, Rows], torch.Tensor]
     weights: Callable[[torch.Tensor, Rows], torch.Tensor] | None = None
     step_size: Callable[[int], float] | None = None
+    at_once: bool = False
 
 
 def _loss_only(_variables: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:

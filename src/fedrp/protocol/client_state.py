@@ -25,10 +25,10 @@ from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of,
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, ProtocolError
+from fedrp.learning.engines import SEQUENTIAL, make_trainer
 from fedrp.learning.initial import public_initial, secret_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss
-from fedrp.learning.sequential import make_trainer
 from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import wire
@@ -139,12 +139,13 @@ def make_workbench(
     loss: Loss,
     device: torch.device,
     projection_memory: int,
+    engine: str = SEQUENTIAL,
 ) -> Workbench:
     """A workbench for one process. Its clients share matrices (of the last two rounds) and the initial model."""
     if len(roster.members) != config.clients:
         raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.members)} clients")
     seed = RunSeed(config.seed)
-    trainer = make_trainer(factory, loss, device, seed)
+    trainer = make_trainer(factory, loss, device, seed, engine)
     size = trainer.model.layout.size
 
     @functools.lru_cache(maxsize=2)

@@ -11,9 +11,9 @@ import torch
 
 from fedrp.algorithms import cohort
 from fedrp.algorithms.client_side import stacked
+from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
-from fedrp.learning.sequential import make_trainer
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Backend, Host, HostSetup
 from fedrp.simulation.identities import simulated_coins
@@ -35,7 +35,9 @@ class LoneHost(Host[None]):
 
     def __init__(self, setup: HostSetup) -> None:
         config, seed = setup.config, RunSeed(setup.config.seed)
-        self._trainer = make_trainer(setup.factory, setup.loss, torch.device(setup.speed.device), seed)
+        self._trainer = make_trainer(
+            setup.factory, setup.loss, torch.device(setup.speed.device), seed, setup.speed.engine
+        )
         super().__init__(setup, self._trainer.model)
         self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
         self._states = dict.fromkeys(setup.data, Lone(public_initial(setup.factory, seed)))

@@ -40,7 +40,7 @@ class HostSetup(NamedTuple):
     """All that a host is built from; sent once to a worker."""
 
     config: Resolved
-    speed: Speed
+    speed: Speed  # with the engine that was chosen: the same for all workers
     run: bytes
     factory: ModelFactory
     loss: Loss

@@ -22,9 +22,9 @@ class ClientHost(Host[bytes]):
 
     def __init__(self, roster: Roster, setup: HostSetup) -> None:
         config, seed = setup.config, RunSeed(setup.config.seed)
-        memory = setup.speed.projection_memory * 2**20
-        device = torch.device(setup.speed.device)
-        self._bench = make_workbench(config, setup.run, roster, setup.factory, setup.loss, device, memory)
+        model = (setup.factory, setup.loss, torch.device(setup.speed.device))
+        memory, engine = setup.speed.projection_memory * 2**20, setup.speed.engine
+        self._bench = make_workbench(config, setup.run, roster, *model, memory, engine)
         super().__init__(setup, self._bench.trainer.model)
         self._states = {client: Client(client) for client in setup.data}
         self._sites = {client: simulated_site(seed, client, data) for client, data in setup.data.items()}

@@ -31,6 +31,7 @@ from fedrp.files import (
     write_content,
     writing,
 )
+from fedrp.learning.engines import AUTO, SEQUENTIAL
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
 from fedrp.protocol.server_state import Server
@@ -49,6 +50,7 @@ from fedrp.storage.server_state import (
 CONFIG_FILE = "config.json"
 COMPARISON_FILE = "compare.json"
 _TASK_FILE = "task.json"
+_ENGINE_FILE = "engine.json"
 _RESULT_FILE = "result.json"
 _MODEL_FILE = "model.safetensors"
 _SUMS_FILE = "sums.json"
@@ -128,6 +130,25 @@ class RunFolder:
             )
         if known.get("data") != task.data:
             raise ConfigError(f"{self.root} was started with other data: resume with the same, or give another --out")
+
+    def engine(self, asked: str) -> str | None:
+        """The engine that the run began with, which it keeps as engines round differently; None for a new run.
+
+        Raises:
+            ConfigError: another engine was asked for.
+        """
+        path = self.root / _ENGINE_FILE
+        if not path.exists():  # or one of before there was a choice
+            return None if self.checkpoint() is None else SEQUENTIAL
+        begun = str(_read_json(path, _way_out(self.root)).get("engine"))
+        if asked not in (AUTO, begun, begun.partition(":")[0]):
+            raise ConfigError(f"{self.root} was started with engine '{begun}', not '{asked}': {_RESUME}")
+        return begun
+
+    def keep_engine(self, engine: str) -> None:
+        """Write down which engine computes the run."""
+        with writing(self.root):
+            replace_file(self.root / _ENGINE_FILE, json.dumps({"engine": engine}).encode(), SHARED)
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint, sound or not."""

@@ -41,6 +41,7 @@ from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneHosts
 from fedrp.simulation.backend import Backend, End, HostSetup, grouped, set_threads
+from fedrp.simulation.calibration import Workload, choose_engine
 from fedrp.simulation.carrier import HostCarrier
 from fedrp.simulation.hosts import Hosts, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
@@ -66,8 +67,8 @@ def simulate(
 ) -> RunResult:
     """Train a task with the configured algorithm and return what came of it. `tap` is on the wire, see `Tap`.
 
-    Guarantees: the result is a function of `config` and `task` alone, whatever the number of workers, and whether or
-    not the run was killed and resumed in between.
+    Guarantees: the result is a function of `config`, `task` and the engine alone, whatever the number of workers, and
+    whether or not the run was killed and resumed in between. Engines differ in the last digits.
     """
     speed = speed or Speed()
     if resume and out is None:
@@ -82,7 +83,7 @@ def simulate(
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
-    with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, tap) as course:
+    with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, folder, tap) as course:
         if folder and folder.checkpoint():
             _, records, earlier = course.take_up(folder)
             seconds = earlier
@@ -133,12 +134,13 @@ def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bo
 
 
 @contextmanager
-def _computing(setup: HostSetup, parameters: int, tap: Tap | None) -> Iterator["Course[Any]"]:
+def _computing(setup: HostSetup, parameters: int, folder: RunFolder | None, tap: Tap | None) -> Iterator["Course[Any]"]:
     """The clients at work; after that, this process has as many threads as before."""
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(torch.set_num_threads, torch.get_num_threads())
         afterwards.callback(kernels.set_threads, kernels.get_threads())
         set_threads(setup.speed)
+        setup = _with_engine(setup, folder)
         course: Alone | Federated
         if setup.config.algorithm in BASELINES:
             course = Alone(setup, LoneHosts(setup))
@@ -146,6 +148,20 @@ def _computing(setup: HostSetup, parameters: int, tap: Tap | None) -> Iterator["
             course = Federated.begun(setup, parameters, tap)
         afterwards.callback(course.hosts.stop)
         yield course
+
+
+def _with_engine(setup: HostSetup, folder: RunFolder | None) -> HostSetup:
+    """The set-up with the engine that the run began with, or that is chosen now, once for all workers."""
+    speed, config = setup.speed, setup.config
+    engine = folder.engine(speed.engine) if folder else None
+    if engine is None:
+        batches = sum(-(-len(data.y) // config.batch_size) for data in setup.data.values())
+        steps = round(batches * config.local_epochs * config.rounds * config.participation)
+        work = Workload(list(setup.data.values()), config.batch_size, steps)
+        engine = choose_engine(speed.engine, setup.factory, setup.loss, torch.device(speed.device), work)
+        if folder:
+            folder.keep_engine(engine)
+    return setup._replace(speed=dataclasses.replace(speed, engine=engine))
 
 
 # --- how rounds are done ---------------------------------------------------------------------------------------------

@@ -1,0 +1,100 @@
+"""Descent: what every engine does alike, which is all of local training but the gradients."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedrp.errors import DivergenceError
+from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.rng import RunSeed
+
+_log = logging.getLogger(__name__)
+
+_ALIGNMENT = 16  # floats: rows start at 64-byte boundaries, so arithmetic does not depend on a client's place
+_DIVERGED = 1000.0  # times the loss at the start of a round (plus 1): far beyond what a bad batch does
+
+
+def matrix(rows: int, size: int, like: torch.Tensor) -> torch.Tensor:
+    """Zeros (rows, size), a row for each client, with the type and device of `like`."""
+    padded = -(-size // _ALIGNMENT) * _ALIGNMENT
+    return torch.zeros(rows, padded, dtype=like.dtype, device=like.device)[:, :size]
+
+
+def batches(seed: RunSeed, size: int, client: int, round_: int, sgd: LocalSGD) -> list[torch.Tensor]:
+    """Which examples a client takes in each step of a round."""
+    rng = seed.generator("batches", round_, client)
+    orders = [torch.from_numpy(rng.permutation(size)) for _ in range(sgd.epochs)]
+    return [batch for order in orders for batch in torch.split(order, sgd.batch_size)]
+
+
+def learning_rates(steps: Sequence[int], sgd: LocalSGD, objective: Objective, like: torch.Tensor) -> torch.Tensor:
+    """The learning rate of each client (k, 1), given how many steps each takes."""
+    rule = objective.step_size or (lambda _steps: sgd.lr)
+    return torch.tensor([[rule(count)] for count in steps], dtype=torch.float32, device=like.device).to(like.dtype)
+
+
+def advance(
+    variables: torch.Tensor, velocity: torch.Tensor, gradients: torch.Tensor, lr: torch.Tensor, sgd: LocalSGD
+) -> None:
+    """One step of SGD with momentum for all rows, in place; writes over the gradients."""
+    direction = clipped(gradients, sgd.grad_clip)
+    velocity.mul_(sgd.momentum).add_(direction)
+    variables.sub_(torch.mul(velocity, lr, out=direction))  # reuses memory: n may be 10^8
+
+
+def clipped(gradients: torch.Tensor, limit: float) -> torch.Tensor:
+    """The gradients, each row scaled down to norm `limit` where it is longer; in place."""
+    if limit and gradients.device.type != "cpu":  # all rows at once, and no number comes to the host
+        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True, dtype=torch.float64)
+        return gradients.mul_((limit / norms).clamp_(max=1.0).to(gradients.dtype))
+    for row in gradients if limit else ():
+        norm = _norm(row)
+        if not math.isfinite(norm):  # of numbers whose squares overflow: scaled by 1/inf they would vanish
+            wide = row.double()
+            if (norm := _norm(wide)) > limit:
+                row.copy_(wide.mul_(float(np.float32(limit)) / norm))
+        elif norm > limit:
+            row.mul_(float(np.float32(limit) / np.float32(norm)))
+    return gradients
+
+
+def _norm(row: torch.Tensor) -> float:
+    """The Euclidean norm as NumPy sums it, which published results rest on."""
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(row.numpy()))
+
+
+def look_for_divergence(
+    variables: Stack,
+    losses: Sequence[Sequence[torch.Tensor]],
+    clients: Sequence[int],
+    round_: int,
+    sgd: LocalSGD,
+) -> None:
+    """Refuse, or only log, results that are not finite or far worse than the start.
+
+    Args:
+        variables: what each client reached.
+        losses: of each client's first and last step.
+        clients: the clients' indices.
+        round_: the round.
+        sgd: the settings, which say whether divergence is only logged.
+
+    Raises:
+        DivergenceError: a client diverged.
+    """
+    troubles = []
+    for row, client in enumerate(clients):
+        if not np.isfinite(variables[row]).all():
+            troubles.append(f"client {client} has values that are not finite in round {round_}")
+        elif (last := float(losses[row][-1])) > _DIVERGED * (1 + abs(first := float(losses[row][0]))):
+            # Clipped gradients hardly overflow, however long the steps: the loss tells.
+            troubles.append(f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}")
+    if troubles:
+        text = f"training diverged: {troubles[0]} (lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
+        if not sgd.log_divergence:
+            raise DivergenceError(text)
+        _log.warning("%s (%d of %d clients; the run goes on)", text, len(troubles), len(clients))
