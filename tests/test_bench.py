@@ -96,7 +96,7 @@ def test_a_run_that_fails_is_told_of() -> None:
 
 @pytest.mark.slow
 def test_the_simulator_is_not_slower_than_a_plain_loop() -> None:
-    """A ratio, not seconds, of rounds in turn, so that other work hits both sides; a bad median has two more chances."""
+    """A ratio of rounds in turn, so that other work hits both sides; a bad median has two more chances."""
     with synthetic_images("lenet5", 6000) as dataset:
         config = dataclasses.replace(BASE, dataset=dataset, clients=20)
         task = named_task(config)
