@@ -158,11 +158,8 @@ def main() -> None:
             clients = max(2, round(arguments.scale * row.config.clients))
             load = os.getloadavg()[0]
             result = measure(row, clients, speed, arguments.repeats, arguments.starts)
-            told = {
-                "origin": {**origin, "load_average_before": load},
-                "title": f"{row.title}, {clients} clients x {row.examples}",
-                **result,
-            }
+            title = f"{row.title}, {clients} clients x {row.examples}"
+            told = {"origin": {**origin, "load_average_before": load}, "title": title, **result}
             options = options_of(name, row, clients, speed, arguments.repeats)
             kept.keep(TABLE, {options: told}, arguments.results)  # at once: a later row may fail
             print(json.dumps(told), flush=True)
