@@ -32,4 +32,6 @@ def spread(median: float, bounds: Sequence[float], digits: int = 2) -> str:
 def came_from(origins: Iterable[dict[str, Any]]) -> str:
     """A line for under a table: where its numbers come from, each origin once."""
     lines = {f"`{o['command']}`, commit {o['commit']}, {o['date']}, {o['machine']}" for o in origins}
+    if not lines:
+        raise SystemExit("nothing is kept yet: measure first")
     return "Made by " + "; ".join(sorted(lines)) + "."

@@ -223,9 +223,9 @@ def main() -> None:
         options = f"profile --clients {arguments.clients} --examples {arguments.examples} --rounds {arguments.rounds}"
         kept.keep(TABLE, {options: {"origin": origin, "profiles": profiles}}, arguments.results)
     results = kept.read(TABLE, arguments.results)
-    draw(list(results.values())[-1]["profiles"], arguments.figure)
     if arguments.render:
         placed(TABLE, rendered(results))
+    draw(list(results.values())[-1]["profiles"], arguments.figure)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Benchmarks of the simulator: the reference computes FedAvg, and the command says what it measured."""
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from fedrp import RunConfig, Speed, simulate
 from fedrp.cli import main
 from fedrp.learning.task import named_task
+from fedrp.learning.zoo import MODELS
 from fedrp.simulation.benchmark import BASE, simulator_benchmark, start_up, synthetic_images
 from fedrp.simulation.reference import Reference
-from helpers import tiny_task
+from helpers import ROOT, tiny_task
 
 KEYS = {"ratio", "images_per_second", "reference_images_per_second", "seconds_to_first_round", "peak_rss_mb"}
 SMALL = ["--clients=4", "--examples=20", "--repeats=2", "--starts=1", "--workers=1", "--batch-size=10"]
@@ -92,6 +94,12 @@ def test_a_run_that_fails_is_told_of() -> None:
     config = dataclasses.replace(BASE, dataset=f"npz:{Path(__file__)}", clients=2)
     with pytest.raises(Exception, match=r"'fedrp run' failed: fedrp: .*expected npz arrays"):
         start_up(config, Speed(), 1)
+
+
+def test_peers_train_the_model_of_the_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    theirs = importlib.import_module("peer_task").lenet5()
+    assert str(theirs) == str(MODELS["lenet5"].build((1, 28, 28), 10))
 
 
 @pytest.mark.slow

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import FedRPError
+from fedrp.learning.layout import built, layout_of
 from fedrp.learning.task import Task
 from fedrp.rng import RunSeed
 from fedrp.simulation.reference import Reference
@@ -69,6 +71,7 @@ def simulator_benchmark(
     - `references`: the same and its range for each number of processes
     """
     config = dataclasses.replace(config, rounds=repeats + WARM_UP)
+    resolved(config, layout_of(built(task.model)).size)  # finds a mistake before any process is started
     seconds: dict[int, list[float]] = {count: [] for count in processes}
     with contextlib.ExitStack() as afterwards:
         references = {}
