@@ -77,8 +77,8 @@ RULES: list[Rule] = [
     ("forward", within("/torch/nn/modules/", "/torch/nn/functional.py")),
     ("gathering batches", says("[batch", "batch_input(", "index_select(", "permutation(", ".gather(")),
     ("optimiser", says("mul_(", "add_(", "sub_(", "_clipped(", "zero_(", "copy_(", "norm(")),
-    ("encoding and aggregation", within("/fedrp/protocol/", "/fedrp/crypto/", "/fedrp/compression/")),
     ("rest of training", within("/fedrp/learning/")),
+    ("encoding and aggregation", within("/fedrp/protocol/", "/fedrp/crypto/", "/fedrp/compression/")),
 ]
 REST = "rest"
 SHARES = [*(name for name, _ in RULES), REST]
