@@ -61,7 +61,8 @@ results: $(READY) ## Run every published experiment that is not kept yet, and re
 	@$(BIN)/python benchmarks/results.py run
 	@$(BIN)/python benchmarks/results.py render
 
-bench: $(READY) ## Measure the projections against a copy and other libraries
+bench: $(READY) ## Measure the simulator against a plain loop, the projections against a copy and other libraries
+	@$(BIN)/fedrp bench simulator --clients 20 --repeats 3 --processes 2
 	@$(BIN)/python benchmarks/projection.py
 
 clean: ## Remove the environment and caches; run folders stay
