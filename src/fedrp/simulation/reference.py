@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from fedrp.config import RunConfig, settled
+from fedrp.algorithms.resolve import resolved
+from fedrp.config import Resolved, RunConfig
 from fedrp.learning.initial import public_initial
-from fedrp.learning.layout import ModelFactory
+from fedrp.learning.layout import ModelFactory, built, layout_of
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.protocol.aggregate import weighted_sum
@@ -28,7 +29,7 @@ class PlainWork(NamedTuple):
     factory: ModelFactory
     loss: Loss
     data: dict[int, Examples]  # of the clients that it trains
-    config: RunConfig
+    config: Resolved
 
 
 class PlainLoop:
@@ -56,7 +57,7 @@ class PlainLoop:
 
     def _train(self, parameters: Sequence[torch.nn.Parameter], data: Examples, client: int, round_: int) -> None:
         module, loss, config = self._module, self._work.loss, self._work.config
-        optimiser = torch.optim.SGD(parameters, lr=settled(config.lr), momentum=config.momentum)
+        optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
         shuffle = RunSeed(config.seed).generator("batches", round_, client)  # the simulator's batches: same arithmetic
         for _ in range(config.local_epochs):
             order = torch.from_numpy(shuffle.permutation(len(data.y)))
@@ -69,9 +70,10 @@ class PlainLoop:
 
 
 class Reference:
-    """FedAvg in plain loops, in one process or several, for a config whose learning rate is given."""
+    """FedAvg in plain loops, in one process or several."""
 
     def __init__(self, config: RunConfig, task: Task, processes: int = 1) -> None:
+        settings = resolved(config, layout_of(built(task.model)).size)
         self.model = public_initial(task.model, RunSeed(config.seed))
         self._clients, self._round = config.clients, 0
         data = dict(enumerate(split_among_clients(task, config)))
@@ -79,7 +81,7 @@ class Reference:
         self._workers: list[Worker] = []
         try:
             for share in shares:
-                work = PlainWork(task.model, task.loss, share, config)
+                work = PlainWork(task.model, task.loss, share, settings)
                 self._workers.append(Worker(functools.partial(PlainLoop, work)))
         except BaseException:  # also Ctrl-C: those that have started must not stay
             self.stop()
