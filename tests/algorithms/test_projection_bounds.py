@@ -14,7 +14,6 @@ from torch import nn
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_side import Local, Participant, Step
-from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.algorithms.projection_bounds import summed_release
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, methods
@@ -22,6 +21,7 @@ from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError
 from fedrp.learning.initial import secret_initial
+from fedrp.learning.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.learning.objective import Objective, Stack
 from fedrp.privacy.bounds import EpsilonInterval, bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, ProjectedRelease

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
@@ -31,6 +30,7 @@ from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import drawn_initial, initial_laws, public_initial
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
 from fedrp.learning.trainer import LocalModel, make_local_model
 from fedrp.privacy.events import Adversary, Event

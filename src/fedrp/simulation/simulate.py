@@ -21,7 +21,6 @@ import torch
 from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.mechanisms.pipeline import Pipeline
-from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.config.run import Resolved, RunConfig
@@ -29,6 +28,7 @@ from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
 from fedrp.privacy.guarantee import Guarantee
