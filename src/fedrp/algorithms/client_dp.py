@@ -12,8 +12,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from scipy.stats import binom
-
 from fedrp.algorithms.cohort import least_participants
 from fedrp.algorithms.server_side import Reach
 from fedrp.compression.grid import Scale, finest
@@ -32,6 +30,7 @@ from fedrp.privacy.events import (
 )
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
+from fedrp.privacy.numerics import binomial
 from fedrp.privacy.pld import SMALLEST_DELTA
 from fedrp.types import MAX_COUNT, Vector
 
@@ -156,7 +155,7 @@ def most_rounds(config: RunConfig) -> int:
     Honest coins ask for more with a probability of one in a million.
     """
     rate = _rate(config)
-    return config.rounds if rate >= 1 else int(binom.isf(_TOO_OFTEN, config.rounds, rate))
+    return config.rounds if rate >= 1 else int(binomial().isf(_TOO_OFTEN, config.rounds, rate))
 
 
 def _largest(config: RunConfig, participants: int) -> float:
@@ -253,7 +252,7 @@ def _seen(config: RunConfig, own_share: float = 0.0, hidden: bool = False) -> Ev
 
 def _seen_by_a_participant(config: RunConfig, shared: tuple[str, ...]) -> tuple[Event, tuple[str, ...]]:
     """The sums where the total noise does not depend on how many take part, so that a client knows a part of it."""
-    fewest = int(binom.ppf(_NEGLIGIBLE * config.dp_delta / config.rounds, config.clients, config.participation))
+    fewest = int(binomial().ppf(_NEGLIGIBLE * config.dp_delta / config.rounds, config.clients, config.participation))
     if fewest < 2:
         return Unsupported("a client knows its own share of the noise, which may be all of it"), ()
     often = f"at least {fewest} clients take part in every round, as they do but for a millionth of delta"
@@ -280,7 +279,7 @@ def _seen_by_the_server(config: RunConfig, seen: Event, shared: tuple[str, ...])
 def _too_few(config: RunConfig) -> list[float]:
     """How likely coins choose 0, 1, ... clients, for each number that is too small, so that some are added."""
     counts = range(least_participants(config))
-    return [float(binom.pmf(count, config.clients, config.participation)) for count in counts]
+    return [float(binomial().pmf(count, config.clients, config.participation)) for count in counts]
 
 
 def _rarely(config: RunConfig) -> float:
