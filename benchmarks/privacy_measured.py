@@ -33,8 +33,9 @@ from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts, HostSetup, grouped, set_threads
+from fedrp.simulation.backend import HostSetup, grouped, set_threads
 from fedrp.simulation.carrier import HostCarrier
+from fedrp.simulation.hosts import Hosts
 from fedrp.simulation.identities import simulated_roster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +72,8 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    hosts = Hosts(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
+    setup = HostSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
+    hosts = Hosts(setup, roster)
     size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
     server = new_server(config, run, size)
     carrier = HostCarrier.of(server, hosts)

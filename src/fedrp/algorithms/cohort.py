@@ -2,8 +2,13 @@
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+
 from fedrp.config import DEFAULT_QUORUM, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
+
+Coins = npt.NDArray[np.float64]  # per client, a number in [0, 1)
 
 _FEWEST_TRIMMED = 3  # uploads of which one at each end can be left out
 
@@ -16,6 +21,13 @@ def least_uploads(share: float) -> int:
 def least_participants(config: RunConfig) -> int:
     """How many clients a round is opened with, at least: where coins choose fewer, some are added."""
     return MIN_SUMMED if config.secure_aggregation else least_uploads(config.trimmed_share)
+
+
+def due(config: RunConfig, coins: Coins) -> int:
+    """How many clients a round is to have, by the coins of those who can take part."""
+    if config.sampling == "poisson":
+        return max(least_participants(config), int((coins < config.participation).sum()))
+    return config.expected_participants
 
 
 def needed(config: RunConfig, participants: int) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedrp.algorithms.cohort import least_uploads
-from fedrp.algorithms.table import ALGORITHMS, require_used
+from fedrp.algorithms.table import ALGORITHMS, method_of, require_used
 from fedrp.config import RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
@@ -19,7 +19,7 @@ def resolved(config: RunConfig, parameters: int) -> RunConfig:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
-    return ALGORITHMS[config.algorithm].resolve(config, parameters)
+    return method_of(config).resolve(config, parameters)
 
 
 def with_learning_rate(config: RunConfig) -> RunConfig:
@@ -28,7 +28,7 @@ def with_learning_rate(config: RunConfig) -> RunConfig:
     if config.lr is not None:
         return config
     lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-    return dataclasses.replace(config, lr=lr * ALGORITHMS[config.algorithm].lr_factor)
+    return dataclasses.replace(config, lr=lr * method_of(config).lr_factor)
 
 
 def _require_summable(config: RunConfig) -> None:

@@ -49,7 +49,6 @@ class ServerSide:
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
     certify: Callable[[RunConfig, Sequence[Vector]], float | None] = no_certificate
     round_keys: bool = False  # clients share round keys that the server must not know
-    exchanges: bool = True  # False: clients never talk
 
 
 def full_vector(_config: RunConfig, parameters: int) -> int:

@@ -49,7 +49,6 @@ def _fedavg_reach(config: RunConfig, round_: int, size: int) -> Reach:
 
 
 FEDAVG = ServerSide("aggregate", full_vector, _fedavg, stated_range, _fedavg_reach)
-FWC = ServerSide("own", full_vector, mean_only, stated_range, within_range, exchanges=False)
 FEDADMM = ServerSide("own", full_vector, mean_only, stated_range, within_range)  # remembers: the dual variable
 
 
@@ -134,7 +133,6 @@ SERVERS: dict[str, ServerSide] = {
     "fedavg": FEDAVG,
     "fedavg-dp": FEDAVG_DP,
     "fedadmm": FEDADMM,
-    "fwc": FWC,
 }
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
 from fedrp.config import RunConfig, require, require_choice, settled
@@ -128,7 +128,7 @@ def audit(
     `adversary` is the one whose claim is tested, by default the strongest that has one (the server where none has).
     `parameters` is the size of the stand-in model. The seed of the config decides all randomness.
     """
-    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    require_choice("algorithm", config.algorithm, methods())
     require(trials >= 4, "trials", trials, "a whole number of at least 4")
     require(0 < confidence < 1, "confidence", confidence, "a number between 0 and 1")
     require(parameters >= 1, "parameters", parameters, "a whole number of at least 1")
@@ -136,7 +136,7 @@ def audit(
         raise ConfigError(
             "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
         )
-    if not ALGORITHMS[config.algorithm].server.exchanges:
+    if config.algorithm in BASELINES:
         raise ConfigError(f"algorithm '{config.algorithm}' sends nothing: there is nothing to audit")
     claimed = _resolved(config, parameters)
     claim, event = _claim(claimed, adversary)

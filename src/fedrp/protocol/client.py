@@ -76,7 +76,7 @@ def respond(
     works = [_work(bench, *client) for client in zip(clients, sites, packets, strict=True)]
     training = [p for p, work in enumerate(works) if work.round is not None and not (work.answered or work.complaint)]
     uploads: dict[int, tuple[_Plan, Upload]] = {}
-    for round_ in {works[p].round for p in training}:  # one, but where clients never talk and so count for themselves
+    for round_ in {works[p].round for p in training}:  # one, if the server is honest
         together = [p for p in training if works[p].round == round_]
         uploads |= dict(zip(together, _train(bench, round_ or 0, [works[p] for p in together]), strict=True))
     replies = []
@@ -122,9 +122,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 
     key = opened_key(bench, works[0].client, works[0].site, round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
-    call = works[0].inbox.call
-    count = call.weight if call else len(works)
-    local = Local(config, key, count, bench.project, train, bench.trainer.model.device)
+    local = Local(config, key, _call_of(works[0]).weight, bench.project, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
@@ -132,8 +130,6 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int | None:
     """The round that a packet asks for, if any."""
     config = bench.config
-    if not bench.algorithm.server.exchanges:
-        return client.round + 1
     if inbox.call is None:
         return None
     round_, count = inbox.call.round, inbox.call.weight
@@ -163,11 +159,8 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
     state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
-    if bench.algorithm.server.exchanges:
-        size, memory = bench.upload_size, bench.algorithm.server.memory
-        past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, client.since, round_)
-    else:
-        memory, past = "own", [Past(0, None)]
+    size, memory = bench.upload_size, bench.algorithm.server.memory
+    past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, client.since, round_)
     history = [Step(opened_key(bench, client, site, step.round), step.aggregate) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
@@ -176,6 +169,13 @@ def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: in
     noise = site.entropy.noise(bench.run, round_, inbox.digest)
     previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
     return _Plan(Participant(state, history, noise, previous), past, transcript)
+
+
+def _call_of(work: _Work) -> Message:
+    """What asks a client for the round that it works on."""
+    if work.inbox.call is None:
+        raise ProtocolError(f"client {work.client.index} was asked for no round")
+    return work.inbox.call
 
 
 def _initial_model(bench: Workbench, client: Client, site: Site) -> Vector:
@@ -193,16 +193,14 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
         return client, wire.encode(replies)
-    if bench.algorithm.server.exchanges:
-        payload: wire.Payload = upload.vector
-        mark = upload.fingerprint
-        if bench.config.secure_aggregation:
-            client, payload = _masked(bench, work._replace(client=client), plan, upload.vector)
-            if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
-                mark = plan.transcript[:FINGERPRINT_BYTES]
-        fields = (bench.run, round_, client.index, payload, weight_of(bench, site), bench.tag, mark)
-        replies.insert(0, Message(Kind.UPLOAD, *fields))
-    reply = wire.encode(replies)
+    payload: wire.Payload = upload.vector
+    mark = upload.fingerprint
+    if bench.config.secure_aggregation:
+        client, payload = _masked(bench, work._replace(client=client), plan, upload.vector)
+        if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
+            mark = plan.transcript[:FINGERPRINT_BYTES]
+    fields = (bench.run, round_, client.index, payload, weight_of(bench, site), bench.tag, mark)
+    reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
     oldest = round_ if replays else plan.past[-1].round
@@ -222,10 +220,9 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
 
 def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise) -> tuple[Client, Words]:
     """A client's vector as whole numbers under its masks; the client remembers towards whom."""
-    client, site, inbox, round_ = work[:4]
-    if inbox.call is None or round_ is None:
-        raise ProtocolError("a masked upload needs a list of participants")
-    call = Call.of(inbox.call.payload)
+    client, site = work[:2]
+    asked = _call_of(work)
+    round_, call = asked.round, Call.of(asked.payload)
     scale = bench.algorithm.server.scale(bench.config, plan.participant.previous, call)
     words, cut = grid.encode(vector, scale, weight_of(bench, site))
     if cut:
@@ -271,7 +268,9 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if complaint:
         raise ProtocolError(f"client {client.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    last = end[-1].round if end else client.since
+    if not end:
+        raise ProtocolError(f"client {client.index} was sent a last packet that announces no end: refused")
+    last = end[-1].round
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)

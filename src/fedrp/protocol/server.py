@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fedrp.algorithms import cohort
+from fedrp.algorithms.cohort import Coins
 from fedrp.compression import grid
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
@@ -36,7 +36,6 @@ from fedrp.protocol.wire import EMPTY, Kind, Message
 from fedrp.types import Packets, Vector
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
-Coins = npt.NDArray[np.float64]  # per client
 
 
 class RoundReport(NamedTuple):
@@ -101,8 +100,6 @@ def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
     """
     round_ = server.round + 1
     participants = server.participants or _chosen(server, coins)
-    if not server.algorithm.exchanges:
-        return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
     listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
     call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
     packets = {}
@@ -156,8 +153,6 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
             a row were given up.
     """
     round_ = server.round + 1
-    if not server.algorithm.exchanges:
-        return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
     received = received_of(server, replies)
     uploads, refused, differing = received.uploads, received.refused, received.differing
     for client in server.left_out:
@@ -288,8 +283,6 @@ def _to_be_dealt(server: Server) -> tuple[int, ...]:
 
 def finish(server: Server, clients: tuple[int, ...]) -> Packets:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
-    if not server.algorithm.exchanges:
-        return dict.fromkeys(clients, b"")
     done = message_of(server, Kind.FINISH, server.round)
     return {client: wire.encode([*news(server, client, server.round + 1), done]) for client in clients}
 
@@ -298,9 +291,7 @@ def _chosen(server: Server, coins: Coins) -> tuple[int, ...]:
     """Who takes part: of those who can, the ones with the smallest coins, as many as are due."""
     config = server.config
     able = [client for client in np.argsort(coins).tolist() if _able(server, client)]
-    count = config.expected_participants
-    if config.sampling == "poisson":
-        count = max(cohort.least_participants(config), int((coins[able] < config.participation).sum()))
+    count = cohort.due(config, coins[able])
     needed = cohort.needed(config, min(count, len(able)))
     if len(able) < needed:
         raise QuorumError(f"round {server.round + 1}: {len(able)} clients can take part, {needed} needed")

@@ -17,14 +17,14 @@ from torch import nn
 
 from fedrp.algorithms.client_side import Local, Participant, Step, Upload
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.config import RunConfig, require_choice, settled
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
 from fedrp.learning.sequential import make_trainer
-from fedrp.learning.task import Task
+from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol.aggregate import weighted_sum
@@ -106,9 +106,8 @@ class Round:
 
     def returning(self, before: list[Participant], uploads: list[Upload], round_: int = 1) -> list[Participant]:
         """The clients after a round, with the aggregate of what they sent."""
-        if self.algorithm.server.exchanges:
-            self.past.insert(0, self.aggregate(uploads))
-        step = Step(KEYS[round_] if self.secret else None, self.past[0] if self.past else None)
+        self.past.insert(0, self.aggregate(uploads))
+        step = Step(KEYS[round_] if self.secret else None, self.past[0])
         return [
             Participant(upload.state, [step], old.noise, step.aggregate)
             for upload, old in zip(uploads, before, strict=True)
@@ -131,10 +130,9 @@ def inputs_are_not_changed(name: str, settings: Settings = NONE) -> None:
     uploads = run.upload(second, 2)
     for participant in second:
         run.algorithm.client.finish(run.local(2), participant)
-    if run.algorithm.server.exchanges:
-        for upload in uploads:
-            upload.vector.setflags(write=False)
-        run.aggregate(uploads)
+    for upload in uploads:
+        upload.vector.setflags(write=False)
+    run.aggregate(uploads)
     for array, before in zip(_arrays(second), copies, strict=True):
         np.testing.assert_array_equal(array, before)
 
@@ -149,9 +147,9 @@ def rounds_are_deterministic(name: str, settings: Settings = NONE) -> None:
 
 
 def uploads_are_finite_float32_of_the_stated_size(name: str, settings: Settings = NONE) -> None:
-    """As `ServerSide.upload_size` says; none where clients never talk."""
+    """As `ServerSide.upload_size` says."""
     run = Round(resolved(small_config(name, settings), PARAMETERS))
-    size = run.algorithm.server.upload_size(run.config, PARAMETERS) if run.algorithm.server.exchanges else 0
+    size = run.algorithm.server.upload_size(run.config, PARAMETERS)
     for upload in run.upload(run.newcomers()):
         found = str(upload.vector.dtype), upload.vector.shape
         require(found == ("float32", (size,)), f"an upload is {found}, stated: {size} numbers of float32")
@@ -167,6 +165,19 @@ def one_client_gets_what_its_training_gave(name: str, settings: Settings = NONE)
         participants = run.returning(participants, run.upload(participants, round_), round_)
         delivered = run.algorithm.client.finish(run.local(round_), participants[0])
         np.testing.assert_allclose(delivered.model, run.weights[0], atol=1e-6)
+
+
+def a_lone_client_gets_what_its_training_gave(name: str, settings: Settings = NONE) -> None:
+    """A simulation of one client delivers, to the bit, what rounds of local training give."""
+    config = resolved(small_config(name, {**settings, "clients": 1}), PARAMETERS)
+    trainer = make_trainer(TinyNet, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(config.seed))
+    data, model = blobs(40, 1), public_initial(TinyNet, RunSeed(config.seed))[None]
+    (whole,) = split_among_clients(Task(TinyNet, data, data), config)
+    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+    for round_ in range(1, config.rounds + 1):
+        model = trainer.train(model, [whole], [0], round_, sgd)
+    delivered = simulate(config, Task(TinyNet, data, data)).model
+    require(delivered.tobytes() == model[0].tobytes(), "another model is delivered than local training gives")
 
 
 def a_consensus_is_the_same_bits_everywhere(name: str, settings: Settings = NONE) -> None:
@@ -196,32 +207,38 @@ def resolving_twice_changes_nothing(name: str, settings: Settings = NONE) -> Non
 
 def it_says_who_learns_what(name: str, settings: Settings = NONE) -> None:
     """Each real adversary that is named is named once, among them the server and who gets the model."""
-    releases = ALGORITHMS[name].releases(resolved(small_config(name, settings), PARAMETERS))
+    releases = methods()[name].releases(resolved(small_config(name, settings), PARAMETERS))
     named = {release.adversary for release in releases}
     missing = {Adversary.SERVER, Adversary.MODEL_HOLDER} - named
     require(not missing, f"nothing is said of {' and '.join(sorted(adversary.name for adversary in missing))}")
 
 
-ALGORITHM_CONTRACTS: tuple[Callable[[str, Settings], None], ...] = (
+Contract = Callable[[str, Settings], None]
+_METHOD_CONTRACTS: tuple[Contract, ...] = (it_learns, resolving_twice_changes_nothing, it_says_who_learns_what)
+ALGORITHM_CONTRACTS: tuple[Contract, ...] = (
     inputs_are_not_changed,
     rounds_are_deterministic,
     uploads_are_finite_float32_of_the_stated_size,
     one_client_gets_what_its_training_gave,
     a_consensus_is_the_same_bits_everywhere,
-    it_learns,
-    resolving_twice_changes_nothing,
-    it_says_who_learns_what,
+    *_METHOD_CONTRACTS,
 )
+BASELINE_CONTRACTS: tuple[Contract, ...] = (a_lone_client_gets_what_its_training_gave, *_METHOD_CONTRACTS)
+
+
+def contracts_of(name: str) -> tuple[Contract, ...]:
+    """Those that an entry of the tables has to keep."""
+    return BASELINE_CONTRACTS if name in BASELINES else ALGORITHM_CONTRACTS
 
 
 def check_algorithm(name: str, settings: Settings = NONE) -> None:
-    """Run every contract on an algorithm of the table; `settings` are those that it cannot do without.
+    """Run every contract on an algorithm of the tables; `settings` are those that it cannot do without.
 
     One with noise is checked without: `{"noise_multiplier": 0.0, "clip": 1e6}`.
 
     Raises:
         AssertionError: a promise is broken.
     """
-    require_choice("algorithm", name, ALGORITHMS)
-    for contract in ALGORITHM_CONTRACTS:
+    require_choice("algorithm", name, methods())
+    for contract in contracts_of(name):
         contract(name, settings)
