@@ -22,6 +22,7 @@ WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
+BACKENDS = ("processes", "ray")
 _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
 _TRIMMED = "trimmed:"
 _SMALLEST_SHARE = 1e-6
@@ -123,13 +124,23 @@ class Speed:
     threads: int = _setting(1, "torch threads of each worker; a change may move the last digits")
     device: str = _setting("cpu", "torch device of local training")
     projection_memory: int = _setting(4096, "MB that a gaussian matrix may take; a larger one is streamed")
+    client_memory: int = _setting(2048, "MB that clients' states may take between rounds; the rest goes to disk")
+    eval_every: int = _setting(1, "score the models every so many rounds; the last round always is")
+    backend: str = _setting("processes", "what runs the clients: processes of this machine, or ray")
+    address: str | None = _setting(
+        None, "Ray cluster, e.g. auto or HOST:PORT; default: one on this machine"
+    )
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("workers", "threads"):
+        for name in ("workers", "threads", "eval_every"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
-        require(self.projection_memory >= 0, "projection_memory", self.projection_memory, "at least 0")
+        for name in ("projection_memory", "client_memory"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require_choice("backend", self.backend, BACKENDS)
+        if self.address is not None and self.backend != "ray":
+            raise ConfigError(f"address={self.address} is of a Ray cluster: add --backend ray")
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from fedrp.protocol.aggregate import weighted_mean, weighted_sum
 from fedrp.protocol.server_state import MaskEntry, new_server
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts
+from fedrp.simulation.clients import Clients
 from fedrp.testing.contracts import DATA, KEYS, PARAMETERS, Round
 from helpers import NOISY, Federation, TinyNet, blobs, tiny_config
 
@@ -116,14 +116,14 @@ def test_fwc_does_not_find_it() -> None:
 
 def test_fwc_sends_no_bytes(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     crossed: list[bytes] = []
-    exchange = Hosts.exchange
+    exchange = Clients.exchange
 
-    def watched(self: Hosts, packets: dict[int, bytes]) -> dict[int, bytes]:
+    def watched(self: Clients, packets: dict[int, bytes]) -> dict[int, bytes]:
         replies = exchange(self, packets)
         crossed.extend([*packets.values(), *replies.values()])
         return replies
 
-    monkeypatch.setattr(Hosts, "exchange", watched)
+    monkeypatch.setattr(Clients, "exchange", watched)
     result = simulate(tiny_config("fwc"), task).as_json()
     assert crossed
     assert set(crossed) == {b""}
