@@ -127,9 +127,7 @@ class Speed:
     client_memory: int = _setting(2048, "MB that clients' states may take between rounds; the rest goes to disk")
     eval_every: int = _setting(1, "score the models every so many rounds; the last round always is")
     backend: str = _setting("processes", "what runs the clients: processes of this machine, or ray")
-    address: str | None = _setting(
-        None, "Ray cluster, e.g. auto or HOST:PORT; default: one on this machine"
-    )
+    address: str | None = _setting(None, "Ray cluster, e.g. auto or HOST:PORT; default: one on this machine")
 
     def __post_init__(self) -> None:
         require_types(self)

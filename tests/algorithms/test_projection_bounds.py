@@ -17,7 +17,7 @@ from fedrp.algorithms.client_side import Local, Participant, Step
 from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.algorithms.projection_bounds import summed_release
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, methods
 from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError
@@ -293,7 +293,7 @@ def test_bounds_that_make_no_sense_are_refused(settings_: dict[str, float], mess
         RunConfig(**settings_)
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if "ball" not in algorithm.settings])
+@pytest.mark.parametrize("name", [name for name, method in methods().items() if "ball" not in method.settings])
 def test_a_bound_that_an_algorithm_does_not_keep_is_refused(name: str) -> None:
     with pytest.raises(
         ConfigError, match=f"ball=1.0 does nothing with algorithm '{name}': leave it out, or use fedrp$"

@@ -13,7 +13,7 @@ import pytest
 
 import fedrp
 from fedrp.algorithms.servers import SERVERS
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES
 from fedrp.errors import ConfigError
 from fedrp.learning.data import DATASETS
 from fedrp.learning.zoo import MODELS
@@ -114,6 +114,7 @@ def test_an_installed_package_adds_its_algorithm_to_the_command_line(tmp_path: P
 
 def test_a_broken_package_is_named_and_harms_no_other_algorithm(tmp_path: Path) -> None:
     points = ["one = fedprox:NOTHING", "two = missing:FEDPROX", "three = fedprox:latest", "fedavg = fedprox:FEDPROX"]
+    points.append("fwc = fedprox:FEDPROX")
     shown = subprocess.run(
         command("algorithms"),
         capture_output=True,
@@ -121,9 +122,10 @@ def test_a_broken_package_is_named_and_harms_no_other_algorithm(tmp_path: Path) 
         env=installed(tmp_path, *points, "good = fedprox:FEDPROX"),
     )
     assert shown.returncode == 0
-    assert [line.split()[0] for line in shown.stdout.splitlines()] == [*ALGORITHMS, "good"]
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == [*ALGORITHMS, "good", *BASELINES]
     assert sorted(shown.stderr.splitlines()) == [
         "algorithm 'fedavg' of fedprox:FEDPROX is left out: the name is taken",
+        "algorithm 'fwc' of fedprox:FEDPROX is left out: the name is taken",
         "algorithm 'one' of fedprox:NOTHING cannot be loaded: module 'fedprox' has no attribute 'NOTHING'",
         "algorithm 'three' of fedprox:latest is left out: it is a function",
         "algorithm 'two' of missing:FEDPROX cannot be loaded: No module named 'missing'",

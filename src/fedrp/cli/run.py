@@ -19,6 +19,7 @@ from fedrp.cli.common import (
     Command,
     Settings,
     SettingsCommand,
+    StoppedError,
     cli,
     given_settings,
     path_or_none,
@@ -26,16 +27,8 @@ from fedrp.cli.common import (
     with_defaults,
 )
 from fedrp.config import RunConfig, Speed, from_settings
-from fedrp.errors import ConfigError, FedRPError
+from fedrp.errors import ConfigError
 from fedrp.simulation.processes import start_fork_server
-
-INTERRUPTED = 130
-
-
-class _StoppedError(FedRPError):
-    """Ctrl-C in the middle of a run."""
-
-    exit_code = INTERRUPTED
 
 
 @cli.command(cls=SettingsCommand)
@@ -154,7 +147,7 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
-        raise _StoppedError(f"stopped{kept}") from None
+        raise StoppedError(f"stopped{kept}") from None
 
 
 @contextmanager

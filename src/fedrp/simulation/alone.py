@@ -22,7 +22,7 @@ from fedrp.simulation.result import RoundRecord, Traffic, Trained
 from fedrp.simulation.runfolder import Progress, RunFolder
 from fedrp.simulation.states import StateStore, budget_of
 from fedrp.simulation.workers import Backend
-from fedrp.storage.codec import Stored, packed, read
+from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 
 
@@ -59,11 +59,14 @@ class LoneShard(Shard[None]):
     def train(self, chosen: Collection[int]) -> None:
         """A round of local training for those of the clients that take part."""
         for group, members in self._setup.groups.items():
-            present = [client for client in members if client in chosen]
-            if present:
+            alike: dict[int, list[int]] = {}  # rounds done -> those who are trained together
+            for client in members:
+                if client in chosen:
+                    alike.setdefault(self._states[client].rounds, []).append(client)
+            for done, clients in alike.items():
+                self._train(clients, done + 1)
+            if alike:
                 self._changed.add(group)
-            for done in {self._states[client].rounds for client in present}:
-                self._train([client for client in present if self._states[client].rounds == done], done + 1)
 
     def _train(self, clients: Sequence[int], round_: int) -> None:
         start = stacked([self._states[client].model for client in clients])
@@ -85,6 +88,8 @@ class LoneShard(Shard[None]):
     def take_up(self, path: Path) -> None:
         """Go on with the states in a file that `packed` made."""
         about, models = read(path, self._setup.run)
+        if "rounds" not in about:  # when lone clients were clients of the protocol
+            raise OtherVersionError.of(path)
         for client, rounds in about["rounds"].items():
             self._states[int(client)] = Lone(models[client], rounds)
         self._states.settle()

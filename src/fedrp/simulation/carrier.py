@@ -26,9 +26,8 @@ class SimulatedCarrier(NearCarrier):
     @classmethod
     def of(cls, server: Server, population: Clients) -> "SimulatedCarrier":
         """The carrier of a run that begins or goes on with this server."""
-        return cls(
-            server.config.clients, _ATTEMPTS, population, server.config, server.round == 0 and hellos_matter(server)
-        )
+        greeting = server.round == 0 and hellos_matter(server)
+        return cls(server.config.clients, _ATTEMPTS, population, server.config, greeting)
 
     def hellos(self) -> Packets:
         """Every client's, once; nobody's where nothing depends on them, or an earlier sitting had them."""
