@@ -36,7 +36,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     states = [_finish(local, client) for client in clients]
     trained = local.train(stacked([state.model for state in states]), PLAIN)
     return [
-        Upload(state, privatised(local, client, model - state.model))
+        Upload(client.state, privatised(local, client, model - state.model))  # which all clients have in common
         for state, model, client in zip(states, trained, clients, strict=True)
     ]
 

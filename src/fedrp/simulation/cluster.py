@@ -7,7 +7,6 @@ completed round, which this process keeps, and what its clients were asked since
 import contextlib
 import importlib.util
 import logging
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -163,13 +162,13 @@ def connected(speed: Speed) -> RayBackend:
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("ray is not installed: pip install 'fedrp[ray]', or use --backend processes")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without GPUs keep what they see
     import ray
 
     if not ray.is_initialized():
         shape = {"address": speed.address} if speed.address else {"num_cpus": speed.workers * speed.threads}
         try:
-            ray.init(**shape, include_dashboard=None if speed.address else False, log_to_driver=False)
+            dashboard = None if speed.address else False
+            ray.init(**shape, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             where = f"at address={speed.address}" if speed.address else "on this machine"
             raise ConfigError(f"no Ray cluster {where} ({first_line(error)}): start one with 'ray start'") from None
