@@ -61,11 +61,11 @@ class Seen(NamedTuple):
     models: Matrix  # (clients, n)
 
 
-def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
+def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     """A run in this process, round by round."""
     task = named_task(config)
-    whole = examples(task.train, "the training set")  # type: ignore[arg-type]  # one table of pictures, not yet split
-    task = type(task)(task.model, (whole.x[:pictures], whole.y[:pictures]), task.test, dataset=task.dataset)
+    whole = examples(task.train, "the training set")  # type: ignore[arg-type]  # one table of images, not yet split
+    task = type(task)(task.model, (whole.x[:images], whole.y[:images]), task.test, dataset=task.dataset)
     parameters = layout_of(built(task.model)).size
     config = resolved(config, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
@@ -87,15 +87,15 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
         yield Seen(closed.server.round, *seen)
 
 
-def joint_view(pictures: int = 6000, rounds: int = 20) -> dict[str, Any]:
+def joint_view(images: int = 6000, rounds: int = 20) -> dict[str, Any]:
     lines = []
     for algorithm in ("fedrp", "fedrp-subspace"):
         config = RunConfig(algorithm=algorithm, clients=10, rounds=rounds, dim=1000, projection="gaussian")
-        for seen in watched(config, pictures):
+        for seen in watched(config, images):
             lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, config.dim)})
             print(json.dumps(lines[-1]), file=sys.stderr, flush=True)
     return {
-        "settings": {"dataset": "mnist-mini", "pictures": pictures, "clients": 10, "dim": 1000, "seed": 0},
+        "settings": {"dataset": "mnist-mini", "images": images, "clients": 10, "dim": 1000, "seed": 0},
         "sensitivity": SENSITIVITY,
         "delta": DELTA,
         "rounds": lines,

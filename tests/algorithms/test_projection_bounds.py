@@ -302,9 +302,9 @@ def test_a_bound_that_an_algorithm_does_not_keep_is_refused(name: str) -> None:
 
 
 def test_the_command_line_reports_a_floor_that_does_not_hold(
-    pictures: object, tmp_path: object, capsys: pytest.CaptureFixture[str]
+    images: object, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--algorithm=fedrp", f"--dataset=npz:{pictures}", "--clients=2", "--rounds=1", "--dim=5", "--workers=1"]
+    options = ["--algorithm=fedrp", f"--dataset=npz:{images}", "--clients=2", "--rounds=1", "--dim=5", "--workers=1"]
     with pytest.raises(SystemExit) as caught:
         main(["run", *options, "--ball=1", "--norm-floor=99", f"--out={tmp_path / 'run'}"])
     assert caught.value.code == 7

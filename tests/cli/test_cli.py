@@ -68,9 +68,9 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.fixture
-def small(pictures: Path) -> list[object]:
+def small(images: Path) -> list[object]:
     """A run of a second."""
-    return [f"--dataset=npz:{pictures}", "--clients=3", "--rounds=2", "--dim=20", "--batch-size=16", "--workers=1"]
+    return [f"--dataset=npz:{images}", "--clients=3", "--rounds=2", "--dim=20", "--batch-size=16", "--workers=1"]
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
@@ -177,10 +177,8 @@ def test_an_unreadable_config_file_is_one_line(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("part", ["x_train", "y_test"])
-def test_a_damaged_data_file_is_one_line_that_names_it(
-    part: str, ask: Ask, pictures: Path, small: list[object]
-) -> None:
-    with np.load(pictures) as arrays:
+def test_a_damaged_data_file_is_one_line_that_names_it(part: str, ask: Ask, images: Path, small: list[object]) -> None:
+    with np.load(images) as arrays:
         np.savez("damaged.npz", **{name: array for name, array in arrays.items() if name != part})
     answer = ask("run", *small, "--dataset=npz:damaged.npz")
     assert (answer.code, answer.err.count("\n")) == (DATA, 1)
@@ -328,7 +326,7 @@ def test_masks_are_switched_on_and_off_like_every_other_setting(ask: Ask, small:
     assert [run["secure_aggregation"] for run in json.loads(answer.out)["runs"]] == [True, False]
 
 
-def test_bytes_of_the_published_settings(ask: Ask, small: list[object], pictures: Path) -> None:
+def test_bytes_of_the_published_settings(ask: Ask, small: list[object], images: Path) -> None:
     """FedRP with m = 1,000 sends at most 4,100 bytes a round, FedAvg with LeNet-5 at most 247,000."""
     for name, limit in [("fedrp", 4_100), ("fedavg", 247_000)]:
         answer = ask("run", *small, f"--algorithm={name}", "--dim=1000", "--rounds=1", "--json", f"--out={name}")
@@ -347,9 +345,9 @@ def test_without_json_a_table_is_shown_and_the_folder_named(ask: Ask, small: lis
     assert f"run folder: {folder}\n" not in again.out  # a new run gets a new folder
 
 
-def test_an_option_wins_over_the_config_file(ask: Ask, small: list[object], pictures: Path) -> None:
+def test_an_option_wins_over_the_config_file(ask: Ask, small: list[object], images: Path) -> None:
     Path("config.toml").write_text(
-        f'algorithm = "fwc"\ndataset = "npz:{pictures}"\nclients = 2\nrounds = 2\nworkers = 1\nout = "here"'
+        f'algorithm = "fwc"\ndataset = "npz:{images}"\nclients = 2\nrounds = 2\nworkers = 1\nout = "here"'
     )
     result = json.loads(ask("run", "config.toml", "--clients=3", "--json").out)
     assert (result["algorithm"], result["clients"], result["rounds"]) == ("fwc", 3, 2)

@@ -188,7 +188,7 @@ def test_where_every_client_keeps_its_own_model_their_average_is_another(task: T
 
 
 def test_a_run_whose_every_round_was_given_up_has_a_result(task: Task) -> None:
-    """As with copies that differ (`coordinator.close_round`): nobody's upload is used, yet bytes were sent."""
+    """As with copies that differ (`server.close_round`): nobody's upload is used, yet bytes were sent."""
     result = simulate(tiny_config("fedavg"), task)
     lost = [record._replace(participants=0, dropped=record.participants) for record in result.records]
     told = dataclasses.replace(result, records=tuple(lost)).as_json()
@@ -770,8 +770,8 @@ def test_killed_at_any_change_to_its_folder_a_run_resumes_to_the_same_end(task: 
 ROUNDS = 30  # many and short, so that there is time to interrupt them
 
 
-def arguments(out: Path, pictures: Path, *options: object) -> list[str]:
-    setting = {"algorithm": "fedrp", "dataset": f"npz:{pictures}", "clients": 4, "rounds": ROUNDS, "dim": 50}
+def arguments(out: Path, images: Path, *options: object) -> list[str]:
+    setting = {"algorithm": "fedrp", "dataset": f"npz:{images}", "clients": 4, "rounds": ROUNDS, "dim": 50}
     setting |= {"batch-size": 16, "lr": 0.05, "out": out}
     return ["run", *(f"--{name}={value}" for name, value in setting.items()), *map(str, options)]
 
@@ -780,13 +780,13 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(pictures: Path) -> Iterator[Start]:
+def start(images: Path) -> Iterator[Start]:
     """Starts runs on the command line, each in a session of its own; none outlives the test."""
     started = []
 
     def start(out: Path, *options: object) -> "subprocess.Popen[str]":
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        line = command(*arguments(out, pictures, *options))
+        line = command(*arguments(out, images, *options))
         started.append(subprocess.Popen(line, **pipes, env=environment(), start_new_session=True))
         return started[-1]
 
@@ -824,7 +824,7 @@ def gone(process: "subprocess.Popen[str]") -> bool:
 
 
 def test_killed_and_interrupted_the_command_line_resumes_to_the_same_bytes(
-    start: Start, pictures: Path, tmp_path: Path
+    start: Start, images: Path, tmp_path: Path
 ) -> None:
     """Killed twice, stopped by Ctrl-C, each time with another number of workers, then run to its end."""
     out = tmp_path / "run"
@@ -853,7 +853,7 @@ def test_killed_and_interrupted_the_command_line_resumes_to_the_same_bytes(
     assert not (out / "model.safetensors").exists()
 
     main(advice.split()[1:])  # as it is printed
-    main(arguments(tmp_path / "undisturbed", pictures, "--workers=1"))
+    main(arguments(tmp_path / "undisturbed", images, "--workers=1"))
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "undisturbed" / "model.safetensors").read_bytes()
     assert [line["round"] for line in lines(out)] == list(range(1, ROUNDS + 1))
 

@@ -144,8 +144,8 @@ class Federation:
         return {c: finished(self.bench, self.clients[c], self.sites[c], packet).model for c, packet in packets.items()}
 
 
-def picture_file(path: Path, train: int = 60, test: int = 30) -> Path:
-    """A small data set in the format of the command line: 28 x 28 pictures of three classes."""
+def image_file(path: Path, train: int = 60, test: int = 30) -> Path:
+    """A small data set in the format of the command line: 28 x 28 images of three classes."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", train), ("test", test)):

@@ -1,7 +1,8 @@
-"""From recorded bytes to equations: what an adversary knows about the step that a client's pictures made.
+"""From recorded bytes to equations: what an adversary knows about the step that a client's images made.
 
-A `Clue` says: projection (update of the model at `model`) = `update`, for one client or for the mean of several. Where
-the keys are missing, the adversary can only guess them: model and projection are then drawn from random keys.
+An `Observation` says: projection (update of the model at `model`) = `update`, for one client or for the mean of
+several. Where the keys are missing, the adversary can only guess them: model and projection are then drawn from random
+keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,8 +31,8 @@ Update = npt.NDArray[np.float64]
 Keys = Mapping[int, SecretKey]
 
 
-class Clue(NamedTuple):
-    """An equation about the pictures of some clients."""
+class Observation(NamedTuple):
+    """An equation about the images of some clients."""
 
     clients: tuple[int, ...]  # whose mean update it is
     update: Update  # (n,), or (m,) behind a projection
@@ -40,11 +41,11 @@ class Clue(NamedTuple):
     guessed: bool  # model and projection come from random keys
 
 
-def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
-    """One clue per client whose upload is seen; for a client that sees aggregates only, one about all others.
+def find_observations(view: View, guess: RunSeed, round_: int = 1) -> list[Observation]:
+    """One observation per client whose upload is seen; for a client that sees aggregates only, one about all others.
 
     In printed FedRP every client keeps its own model, which the adversary does not have. After round 1 the first model,
-    common to all, stands in for it: the clue is then the sum of all steps so far, about as if they were taken there.
+    common to all, stands in for it: the observation is then the sum of all steps so far, as if taken there.
 
     Raises:
         ConfigError: the algorithm sends nothing that this attack could use, or the round's aggregate was not recorded.
@@ -57,7 +58,7 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     projection = _project(view, model.size)(keys[round_]) if secret else None
     difference = UPDATES[config.algorithm]
     return [
-        Clue(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
+        Observation(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
         for clients, vector in _vectors(view, round_).items()
     ]
 
