@@ -62,14 +62,15 @@ def cache_folder() -> Path:
 
 def _kernel(function: Kernel) -> Kernel:
     """Compile on the first call. Where no folder for compiled code can be written, each process compiles anew."""
-    usual = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = usual or str(cache_folder())  # read while a function is decorated, and never again
+    settings = vars(numba.config)
+    usual = settings["CACHE_DIR"]
+    settings["CACHE_DIR"] = usual or str(cache_folder())  # read while a function is decorated, and never again
     try:
         return cast(Kernel, numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:
         return cast(Kernel, numba.njit(nogil=True)(function))
     finally:
-        numba.config.CACHE_DIR = usual
+        settings["CACHE_DIR"] = usual
 
 
 # sign: coordinate c of block b (of `width` coordinates, the last block may be shorter) is negated if bit b % 8 of
