@@ -23,6 +23,7 @@ from origin import origin_of
 
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
+from fedrp.backends.processes import ProcessBackend
 from fedrp.config import RunConfig, Speed
 from fedrp.learning.layout import built, layout_of
 from fedrp.learning.task import examples, named_task, split_among_clients
@@ -37,7 +38,6 @@ from fedrp.simulation.carrier import SimulatedCarrier
 from fedrp.simulation.clients import Clients
 from fedrp.simulation.identities import simulated_roster
 from fedrp.simulation.population import ShardSetup, grouped, set_threads
-from fedrp.simulation.processes import ProcessBackend
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "privacy"

@@ -22,7 +22,6 @@ WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
-BACKENDS = ("processes", "ray")
 _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
 _TRIMMED = "trimmed:"
 _SMALLEST_SHARE = 1e-6
@@ -131,14 +130,11 @@ class Speed:
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("workers", "threads", "eval_every"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
+        least = {"workers": 1, "threads": 1, "eval_every": 1, "projection_memory": 0, "client_memory": 0}
+        for name, bound in least.items():
+            require(getattr(self, name) >= bound, name, getattr(self, name), f"a whole number of at least {bound}")
         require(self.threads <= _MOST_THREADS, "threads", self.threads, f"at most {_MOST_THREADS}")
-        for name in ("projection_memory", "client_memory"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        require_choice("backend", self.backend, BACKENDS)
-        if self.address is not None and self.backend != "ray":
-            raise ConfigError(f"address={self.address} is of a Ray cluster: add --backend ray")
+        require_choice("backend", self.backend, ("processes", "ray"))
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -317,9 +313,6 @@ def require_choice(name: str, value: str, choices: typing.Iterable[str]) -> None
 def _suggestion(value: str, known: list[str]) -> str:
     near = difflib.get_close_matches(value, known, n=1)
     return f", did you mean '{near[0]}'?" if near else ""
-
-
-# --- TOML ----------------------------------------------------------------------------------------------------------
 
 
 def read_toml(path: Path, allowed: typing.Iterable[str] | None = None) -> dict[str, Any]:

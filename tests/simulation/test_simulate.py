@@ -24,6 +24,7 @@ from torch import nn
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, methods
+from fedrp.backends.processes import ProcessWorker
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
@@ -34,7 +35,6 @@ from fedrp.projection import kernels
 from fedrp.rng import RunSeed
 from fedrp.simulation.clients import Clients, ClientShard
 from fedrp.simulation.identities import SimulatedEntropy
-from fedrp.simulation.processes import ProcessWorker
 from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.runfolder import Fingerprint
 from fedrp.simulation.simulate import evaluate
@@ -319,7 +319,7 @@ def test_a_worker_that_does_not_start_ends_those_that_did(task: Task, monkeypatc
         started.append(ProcessWorker())
         return started[0]
 
-    monkeypatch.setattr("fedrp.simulation.processes.ProcessWorker", start)
+    monkeypatch.setattr("fedrp.backends.processes.ProcessWorker", start)
     with pytest.raises(OSError, match="no more processes"):
         simulate(tiny_config("fedavg"), task, Speed(workers=2))
     with pytest.raises((OSError, FedRPError)):  # its pipe is closed

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from fedrp.backends.processes import start_fork_server
 from fedrp.cli.common import (
     CLI_WORKERS,
     COMPARED,
@@ -28,7 +29,6 @@ from fedrp.cli.common import (
 )
 from fedrp.config import RunConfig, Speed, from_settings
 from fedrp.errors import ConfigError
-from fedrp.simulation.processes import start_fork_server
 
 
 @cli.command(cls=SettingsCommand)
@@ -65,9 +65,9 @@ def compare(config: Path | None, **given: Any) -> None:
     """
     settings, speed, command = _asked(config, given, several=True)
     from fedrp.algorithms.table import for_each
+    from fedrp.backends.choice import open_backend
     from fedrp.learning.task import named_task
     from fedrp.reporting.report import plot_accuracy, print_table, privacy_lines
-    from fedrp.simulation.backend import open_backend
     from fedrp.simulation.runfolder import COMPARISON_FILE, begin_comparison
     from fedrp.simulation.simulate import simulate
 

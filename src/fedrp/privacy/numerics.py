@@ -8,12 +8,16 @@ from typing import Any
 
 from fedrp.types import Precise
 
+_RTOL = 4 * 2.0**-52
 
-def root(function: Callable[[float], float], low: float, high: float, **tolerance: float) -> float:
-    """Where a function that changes its sign between `low` and `high` is zero; `tolerance`: `xtol`, `rtol`."""
+
+def root(
+    function: Callable[[float], float], low: float, high: float, xtol: float = 2e-12, rtol: float = _RTOL
+) -> float:
+    """Where a function that changes its sign between `low` and `high` is zero; defaults are scipy's."""
     from scipy.optimize import brentq
 
-    return float(brentq(function, low, high, **tolerance))
+    return float(brentq(function, low, high, xtol=xtol, rtol=rtol))
 
 
 def least(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

@@ -11,6 +11,7 @@ import torch
 
 from fedrp.algorithms import cohort
 from fedrp.algorithms.client_side import stacked
+from fedrp.backends.workers import Backend
 from fedrp.config import settled
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
@@ -21,7 +22,6 @@ from fedrp.simulation.population import Population, Shard, ShardSetup
 from fedrp.simulation.result import RoundRecord, Traffic, Trained
 from fedrp.simulation.runfolder import Progress, RunFolder
 from fedrp.simulation.states import StateStore, budget_of
-from fedrp.simulation.workers import Backend
 from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 

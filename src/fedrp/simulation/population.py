@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
+from fedrp.backends.workers import Backend
 from fedrp.config import RunConfig, Speed
 from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
@@ -29,7 +30,6 @@ from fedrp.learning.trainer import LocalModel
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
 from fedrp.simulation.holdings import Holdings
-from fedrp.simulation.workers import Backend
 from fedrp.types import Vector
 
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory

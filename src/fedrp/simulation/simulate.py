@@ -23,6 +23,8 @@ from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
+from fedrp.backends.choice import open_backend
+from fedrp.backends.workers import Backend
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
@@ -38,14 +40,12 @@ from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
-from fedrp.simulation.backend import open_backend
 from fedrp.simulation.carrier import SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
 from fedrp.simulation.population import End, Population, ShardSetup, grouped, set_threads
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
 from fedrp.simulation.runfolder import Fingerprint, Progress, RunFolder
-from fedrp.simulation.workers import Backend
 from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def simulate(
 ) -> RunResult:
     """Train a task with the configured algorithm and return what came of it.
 
-    `tap` is on the wire, see `Tap`. `backend` is one that is open already (`fedrp.simulation.backend.open_backend`), so
+    `tap` is on the wire, see `Tap`. `backend` is one that is open already (`fedrp.backends.choice.open_backend`), so
     that several runs share its workers.
 
     Guarantees: the result is a function of `config` and `task` alone, whatever the number and kind of workers, and

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedrp.backends.processes import ProcessBackend
+from fedrp.backends.workers import Backend
 from fedrp.config import Speed
-from fedrp.simulation.processes import ProcessBackend
-from fedrp.simulation.workers import Backend
+from fedrp.errors import ConfigError
 
 
 @contextmanager
@@ -13,7 +14,7 @@ def open_backend(speed: Speed) -> Iterator[Backend]:
     """The backend that the settings name; its workers end with it.
 
     Raises:
-        ConfigError: Ray is not installed, or the cluster cannot be reached.
+        ConfigError: Ray is not installed, the cluster cannot be reached, or one is given that is not used.
     """
     backend = _made(speed)
     try:
@@ -24,7 +25,9 @@ def open_backend(speed: Speed) -> Iterator[Backend]:
 
 def _made(speed: Speed) -> Backend:
     if speed.backend == "processes":
+        if speed.address is not None:
+            raise ConfigError(f"address={speed.address} is of a Ray cluster: add --backend ray")
         return ProcessBackend()
-    from fedrp.simulation.cluster import connected
+    from fedrp.backends.cluster import connected
 
     return connected(speed)

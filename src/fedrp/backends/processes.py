@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import current_process
 from typing import Any
 
+from fedrp.backends.workers import LOST, Answer, InlineWorker, Make, Seat, Worker
 from fedrp.errors import ConfigError, FedRPError, first_line
-from fedrp.simulation.workers import LOST, Answer, InlineWorker, Make, Seat, Worker
 
 _PRELOADED = ["fedrp.simulation.alone", "fedrp.simulation.clients"]
 _GUARD = "put what starts the run under \"if __name__ == '__main__':\", or use workers=1"

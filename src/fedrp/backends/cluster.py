@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedrp.backends.workers import CHANGING, Answer, Make, Seat, Worker
 from fedrp.config import Speed
 from fedrp.errors import ConfigError, FedRPError, first_line
-from fedrp.simulation.workers import CHANGING, Answer, Make, Seat, Worker
 
 _log = logging.getLogger(__name__)
 
