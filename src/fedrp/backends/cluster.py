@@ -7,6 +7,7 @@ completed round, which this process keeps, and what its clients were asked since
 import contextlib
 import importlib.util
 import logging
+import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from fedrp.errors import ConfigError, FedRPError, first_line
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE = 5.0  # seconds, for a cluster to answer
 _MOST_LOSSES = 5  # of one worker, in one round
 
 
@@ -162,6 +164,7 @@ def connected(speed: Speed) -> RayBackend:
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("ray is not installed: pip install 'fedrp[ray]', or use --backend processes")
+    _require_listener(speed.address)
     import ray
 
     if not ray.is_initialized():
@@ -171,5 +174,20 @@ def connected(speed: Speed) -> RayBackend:
             ray.init(**shape, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             where = f"at address={speed.address}" if speed.address else "on this machine"
-            raise ConfigError(f"no Ray cluster {where} ({first_line(error)}): start one with 'ray start'") from None
+            raise _no_cluster(where, error) from None
     return RayBackend(ray, speed.threads)
+
+
+def _require_listener(address: str | None) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(f"at address={address}", error) from None
+
+
+def _no_cluster(where: str, error: Exception) -> ConfigError:
+    return ConfigError(f"no Ray cluster {where} ({first_line(error)}): start one with 'ray start'")
