@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.backends.processes import ProcessBackend
@@ -75,7 +76,7 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     set_threads(Speed())
     setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
     clients = Clients(setup, roster, ProcessBackend())
-    size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
+    size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     server = new_server(config, run, size)
     carrier = SimulatedCarrier.of(server, clients)
     server = begin(server, carrier, NoStore(), config.clients)

@@ -16,7 +16,8 @@ SOURCE = ROOT / "src"
 PACKAGE = "fedrp"
 PAGE = ROOT / "docs" / "architecture.md"
 START, END = "<!-- rooms: python scripts/rooms.py -->", "<!-- end rooms -->"
-GROUND = "ground"  # the modules at the root of the package, but the front door
+GROUND = "ground"  # the modules at the root of the package, but the front door, and the packages among them
+GROUND_PACKAGES = ("config",)
 # A room imports only rooms above it in this list.
 ROOMS = {
     GROUND: "settings, errors, randomness, files",
@@ -109,7 +110,8 @@ def room_of(module: str) -> str:
         return ""
     if parts[1] == "__main__":
         return "cli"
-    return parts[1] if (SOURCE / PACKAGE / parts[1]).is_dir() else GROUND
+    is_room = (SOURCE / PACKAGE / parts[1]).is_dir() and parts[1] not in GROUND_PACKAGES
+    return parts[1] if is_room else GROUND
 
 
 def layers(graph: Graph) -> list[list[str]]:

@@ -14,7 +14,6 @@ from torch import nn
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_side import Local, Participant, Step
-from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.algorithms.projection_bounds import summed_release
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, methods
@@ -22,6 +21,7 @@ from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError
 from fedrp.learning.initial import secret_initial
+from fedrp.learning.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.learning.objective import Objective, Stack
 from fedrp.privacy.bounds import EpsilonInterval, bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, ProjectedRelease
@@ -65,8 +65,8 @@ def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> li
         def project(round_key: SecretKey) -> object:
             return make_projection("gaussian", round_key, PARAMETERS, config.dim)
 
-        client = Participant(state, [Step(key(round_ - 1), aggregate)], key(99), aggregate)
-        (upload,) = FEDRP.client.round(Local(config, key(round_), 1, project, train), [client])
+        client = Participant(state, [Step(key(round_ - 1), aggregate)])
+        (upload,) = FEDRP.client.round(Local(config, key(round_), project, train), [client])
         state, aggregate = upload.state, upload.vector
         seen.append((state.model, upload.vector))
     return seen

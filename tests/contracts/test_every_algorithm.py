@@ -11,8 +11,10 @@ from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Upload
 from fedrp.algorithms.fedavg import FEDAVG
+from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.table import ALGORITHMS, methods
+from fedrp.config import Resolved
 from fedrp.errors import ConfigError
 from fedrp.testing.contracts import ALGORITHM_CONTRACTS, BASELINE_CONTRACTS, Contract, check_algorithm, contracts_of
 
@@ -50,7 +52,7 @@ def forgetful(change: str) -> Algorithm:
         "inputs_are_not_changed": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=writes)),
         "rounds_are_deterministic": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=drifts)),
         "uploads_are_finite_float32_of_the_stated_size": dataclasses.replace(
-            FEDAVG, server=dataclasses.replace(server, upload_size=lambda _config, parameters: parameters + 1)
+            FEDAVG, server=dataclasses.replace(server, update_size=lambda _config, parameters: parameters + 1)
         ),
         "one_client_gets_what_its_training_gave": dataclasses.replace(FEDAVG, server=shrinks),
         "a_lone_client_gets_what_its_training_gave": dataclasses.replace(FEDAVG, server=shrinks),
@@ -61,7 +63,7 @@ def forgetful(change: str) -> Algorithm:
             FEDAVG, server=dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.zeros_like(mean))
         ),
         "resolving_twice_changes_nothing": dataclasses.replace(
-            FEDAVG, resolve=lambda config, _: dataclasses.replace(config, server_momentum=0.0, seed=config.seed + 1)
+            FEDAVG, resolve=lambda config, _: Resolved.of(dataclasses.replace(config, seed=config.seed + 1))
         ),
         "it_says_who_learns_what": dataclasses.replace(FEDAVG, releases=lambda _config: []),
     }[change]
@@ -131,3 +133,10 @@ def test_a_setting_acts_where_it_is_offered_and_is_refused_elsewhere(name: str, 
 
 
 # --- a convex problem whose optimum is a linear solve ----------------------------------------------------------------
+
+
+def test_an_algorithm_that_leaves_its_settings_unresolved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was written for an earlier version does."""
+    monkeypatch.setitem(ALGORITHMS, "old", dataclasses.replace(FEDAVG, resolve=lambda config, _: config))
+    with pytest.raises(ConfigError, match=r"algorithm 'old' resolves to a RunConfig: use Resolved\.of"):
+        resolved(RunConfig(algorithm="old"), 83)

@@ -1,5 +1,6 @@
 """The examples run as they are, and the readable twin of FedRP is the library's FedRP."""
 
+import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -85,7 +86,7 @@ def test_the_comparison_can_fail(twin: ModuleType) -> None:
     client = delivering_client(config)
     for rho, seed in [(1.01 * result.config.rho, config.seed), (result.config.rho, 1)]:
         other = RunConfig(**{**vars(config), "seed": seed})
-        models = twin_models(twin, other, RunConfig(**{**vars(result.config), "rho": rho}))
+        models = twin_models(twin, other, dataclasses.replace(result.config, rho=rho))
         assert np.abs(models[-1][client] - result.model).max() > 1e-5
 
 

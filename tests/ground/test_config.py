@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp.config import GROUPS, RunConfig, Speed, from_settings, read_toml, require_choice, to_json
+from fedrp.config import GROUPS, Resolved, RunConfig, Speed, from_settings, read_toml, require_choice, to_json
 from fedrp.errors import ConfigError
 
 FIELDS = [field.name for field in dataclasses.fields(RunConfig)]
@@ -54,6 +54,81 @@ def test_noise_is_given_in_one_way_only() -> None:
 def test_a_config_survives_json() -> None:
     config = RunConfig(algorithm="fedadmm", lr=0.1, rho=0.25, seed=7)
     assert RunConfig(**json.loads(to_json(config))) == config
+
+
+# --- resolved settings -----------------------------------------------------------------------------------------------
+
+NULLABLE = [field.name for field in dataclasses.fields(RunConfig) if field.default is None]
+
+
+def test_resolved_settings_have_no_none() -> None:
+    """Where there is none of something, 0 or the empty string says so; the quorum has a default."""
+    config = Resolved.of(RunConfig(lr=0.1))
+    assert [name for name in FIELDS if getattr(config, name) is None] == []
+    assert {name: getattr(config, name) for name in NULLABLE if getattr(config, name)} == {"lr": 0.1, "quorum": 0.5}
+    assert not config.private
+    assert not config.bounded
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"server_momentum": 0.0},
+        {"quorum": 0.5},
+        {"clip": 0.3, "noise_multiplier": 0.0, "quorum": 0.5, "server_momentum": 0.0},
+        {"clip": 0.3, "noise_multiplier": 1.1, "clip_quantile": 0.5, "quorum": 1.0},
+        {"ball": 2.0, "norm_floor": 0.5, "rho": 0.1, "projection": "sign", "train_examples": 7},
+        {"sensitivity": 0.1},
+    ],
+)
+def test_what_is_stored_has_null_for_what_there_is_none_of(given: dict[str, object]) -> None:
+    """As run folders and site folders of earlier versions have it: the way there and back changes nothing."""
+    config = RunConfig(**{"lr": 0.1, **given})
+    found = Resolved.of(config)
+    assert found.stored == config
+    assert type(found.stored) is RunConfig
+    assert json.loads(to_json(found)) == json.loads(to_json(config))
+    assert Resolved.of(RunConfig(**json.loads(to_json(found)))) == found
+    assert Resolved.of(found) == found
+    assert config.stored is config
+
+
+def test_clip_only_is_private_and_no_clip_is_not() -> None:
+    """A noise multiplier of 0 clips; what a run clips to decides, not how loud its noise is."""
+    clipped = Resolved.of(RunConfig(lr=0.1, clip=0.3, noise_multiplier=0.0))
+    assert clipped.private
+    assert dataclasses.replace(clipped, noise_multiplier=0.5).stored.noise_multiplier == 0.5
+    assert not dataclasses.replace(clipped, clip=0.0).private
+    assert dataclasses.replace(clipped, clip=0.0).stored.noise_multiplier is None
+
+
+def test_a_change_of_resolved_settings_is_stored() -> None:
+    config = Resolved.of(RunConfig(lr=0.1))
+    for name, value in {"rho": 0.2, "quorum": 0.7, "server_momentum": 0.4, "projection": "sign"}.items():
+        assert getattr(dataclasses.replace(config, **{name: value}).stored, name) == value
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"rho": -1.0}, "rho=-1.0"),
+        ({"quorum": 0.0}, "quorum=0.0"),
+        ({"clip": NAN}, "clip=nan"),
+        ({"noise_multiplier": 0.5}, "clip=0.0"),
+        ({"projection": None}, "projection=None"),
+        ({"ball": 1.0, "sensitivity": 1.0}, "ball or sensitivity"),
+    ],
+)
+def test_resolved_settings_are_neutral_or_valid(change: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        dataclasses.replace(Resolved.of(RunConfig(lr=0.1)), **change)
+
+
+def test_settings_without_a_learning_rate_are_not_resolved() -> None:
+    with pytest.raises(ConfigError, match="resolve the config"):
+        Resolved.of(RunConfig())
 
 
 def test_every_setting_explains_itself() -> None:

@@ -13,7 +13,6 @@ from torch import nn
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms import cohort
 from fedrp.algorithms.resolve import resolved
-from fedrp.config import settled
 from fedrp.errors import DataError, DivergenceError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
@@ -34,7 +33,7 @@ def trained_alone(config: RunConfig, task: Task, client: int, rounds: int) -> Ve
     config = resolved(config, 83)
     trainer = make_trainer(TinyNet, nn.functional.cross_entropy, torch.device("cpu"), RunSeed(config.seed))
     data, model = split_among_clients(task, config)[client], public_initial(TinyNet, RunSeed(config.seed))[None]
-    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+    sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
     for round_ in range(1, rounds + 1):
         model = trainer.train(model, [data], [client], round_, sgd)
     return model[0]

@@ -6,12 +6,17 @@ from typing import Literal
 
 from fedrp.algorithms.client_side import ClientSide
 from fedrp.algorithms.server_side import ServerSide
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.privacy.events import Release
 
 # Settings of every algorithm in which clients send something.
 EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", "secure_aggregation", "secure_range"})
 AVERAGING_SETTINGS = EXCHANGE_SETTINGS | {"server_momentum"}
+
+
+def no_defaults(config: RunConfig, _parameters: int) -> Resolved:
+    """Where a method has no defaults of its own."""
+    return Resolved.of(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +30,8 @@ class Method:
     summary: str
     settings: frozenset[str]  # of `RunConfig`, those that this method uses and some other does not; but for `dim`
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
-    resolve: Callable[[RunConfig, int], RunConfig]  # every default filled in, for so many parameters
-    releases: Callable[[RunConfig], Sequence[Release]]  # who learns what, for a resolved config
+    releases: Callable[[Resolved], Sequence[Release]]  # who learns what
+    resolve: Callable[[RunConfig, int], Resolved] = no_defaults  # every default filled in, for so many parameters
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
 
 
@@ -35,4 +40,4 @@ class Algorithm(Method):
     """A method of the protocol: simulated, and deployed with Flower."""
 
     client: ClientSide
-    server: ServerSide
+    server: ServerSide  # with the mechanisms between the two

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedrp.config import RunConfig
+from fedrp.algorithms.mechanisms.base import Normals, Purpose
+from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection
@@ -36,36 +37,43 @@ class Participant(NamedTuple):
 
     state: ClientState
     history: Sequence[Step]  # from the last round it took part in (0: the set-up) to the one before this
-    noise: SecretKey  # its own randomness of this round, known to nobody else
-    previous: Vector | None  # the last aggregate, also if it was applied before; None before there is one
 
 
 class Local(NamedTuple):
     """What a group of clients has at hand in one round."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     key: SecretKey | None  # of this round
-    participants: int  # how many clients take part, as the server announced
     project: Callable[[SecretKey], Projection]
     train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
     device: torch.device = _CPU  # that trains, and that the objective's tensors are on
 
 
 class Upload(NamedTuple):
-    """A client's new state and the vector that it sends."""
+    """A client's new state and its update, which mechanisms make the upload of."""
 
     state: ClientState
-    vector: Vector | Precise  # double precision only where it is to be masked, which rounds it
+    vector: Vector
     fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
 
 
 @dataclass(frozen=True)
 class ClientSide:
-    """An algorithm as a client knows it. Configs are resolved; no function changes its inputs."""
+    """An algorithm as a client knows it. No function changes its inputs."""
 
-    init: Callable[[RunConfig, Vector], ClientState]  # from the initial model
+    init: Callable[[Resolved, Vector], ClientState]  # from the initial model
     round: Callable[[Local, Sequence[Participant]], list[Upload]]
     finish: Callable[[Local, Participant], ClientState]  # what is delivered after the last round
+
+
+def own_normals(noise: SecretKey) -> Normals:
+    """A client's own normals of one round, from its secret of that round."""
+    keys = {"update": noise.derive("update"), "vote": noise.derive("vote")}
+
+    def normals(purpose: Purpose, count: int, start: int) -> Precise:
+        return keys[purpose].fine_normals(count, start)
+
+    return normals
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

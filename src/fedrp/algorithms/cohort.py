@@ -5,8 +5,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.config import DEFAULT_QUORUM, RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
+from fedrp.privacy.numerics import binomial
 
 Coins = npt.NDArray[np.float64]  # per client, a number in [0, 1)
 
@@ -30,8 +31,33 @@ def due(config: RunConfig, coins: Coins) -> int:
     return config.expected_participants
 
 
-def needed(config: RunConfig, participants: int) -> int:
+def needed(config: Resolved, participants: int) -> int:
     """How many uploads a round must have, at least: of a cohort that is smaller than configured, no fewer."""
     cohort = participants if config.sampling == "poisson" else config.expected_participants
-    quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * (config.quorum or DEFAULT_QUORUM)))
+    quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * config.quorum))
     return max(quorum, MIN_SUMMED, cohort // 2 + 1) if config.secure_aggregation else quorum
+
+
+def largest_cohort(config: RunConfig) -> int:
+    """How many clients can take part in a round."""
+    return config.clients if config.sampling == "poisson" else config.expected_participants
+
+
+def participation_rate(config: RunConfig) -> float:
+    """The probability with which a client takes part in a round, being added to too few included."""
+    if config.sampling == "fixed":
+        return config.expected_participants / config.clients
+    few = _too_few(config)
+    added = sum((len(few) - count) * probability for count, probability in enumerate(few))
+    return min(1.0, config.participation + added / config.clients)
+
+
+def rarely_too_few(config: RunConfig) -> float:
+    """The probability, or more, that coins choose too few clients in any round."""
+    return min(1.0, config.rounds * sum(_too_few(config)))
+
+
+def _too_few(config: RunConfig) -> list[float]:
+    """How likely coins choose 0, 1, ... clients, for each number that is too small, so that some are added."""
+    counts = range(least_participants(config))
+    return [float(binomial().pmf(count, config.clients, config.participation)) for count in counts]

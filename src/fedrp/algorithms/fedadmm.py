@@ -15,7 +15,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.shared import vectors_released
-from fedrp.config import RunConfig, settled
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.types import Vector
 
@@ -23,16 +23,16 @@ from fedrp.types import Vector
 DEFAULT_RHO = 0.1
 
 
-def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
-    return config if config.rho is not None else dataclasses.replace(config, rho=DEFAULT_RHO)
+def _resolve(config: RunConfig, _parameters: int) -> Resolved:
+    return Resolved.of(config if config.rho is not None else dataclasses.replace(config, rho=DEFAULT_RHO))
 
 
-def _start(_config: RunConfig, initial: Vector) -> ClientState:
+def _start(_config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial, np.zeros_like(initial))
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
-    rho = np.float32(settled(local.config.rho))
+    rho = np.float32(local.config.rho)
     consensus = [_consensus(client) for client in clients]
     duals = stacked(
         [client.state.carry + rho * (client.state.model - z) for client, z in zip(clients, consensus, strict=True)]

@@ -10,16 +10,16 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.shared import vectors_released, without_momentum
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
 
 
-def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
-    return without_momentum(config)
+def _resolve(config: RunConfig, _parameters: int) -> Resolved:
+    return Resolved.of(without_momentum(config))
 
 
-def _start(_config: RunConfig, initial: Vector) -> ClientState:
+def _start(_config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial)
 
 

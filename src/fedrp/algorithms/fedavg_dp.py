@@ -11,34 +11,31 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import without_momentum
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.types import Vector
 
 
-def _resolve(config: RunConfig, _parameters: int) -> RunConfig:
+def _resolve(config: RunConfig, _parameters: int) -> Resolved:
     return resolve_privacy(without_momentum(config))
 
 
-def _start(_config: RunConfig, initial: Vector) -> ClientState:
+def _start(_config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial, initial)  # the carry keeps w^0, which the running sum is added to
 
 
 def _finish(_local: Local, client: Participant) -> ClientState:
     latest = client.history[-1].aggregate
     initial = client.state.carry
-    return client.state if latest is None else ClientState(initial + latest[: initial.size], initial)
+    return client.state if latest is None else ClientState(initial + latest, initial)
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     states = [_finish(local, client) for client in clients]
     trained = local.train(stacked([state.model for state in states]), PLAIN)
-    return [
-        Upload(client.state, privatised(local, client, model - state.model))  # which all clients have in common
-        for state, model, client in zip(states, trained, clients, strict=True)
-    ]
+    pairs = zip(clients, states, trained, strict=True)  # a state is what all have in common: it stays
+    return [Upload(client.state, model - state.model) for client, state, model in pairs]
 
 
 FEDAVG_DP = Algorithm(

@@ -19,7 +19,7 @@ from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
 from fedrp.algorithms.shared import averages_released, resolve_projection
-from fedrp.config import RunConfig, settled
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
@@ -32,28 +32,27 @@ STABLE = 2.0
 DEFAULT_SHARE = 0.25
 
 
-def _resolve(config: RunConfig, parameters: int) -> RunConfig:
-    config = resolve_projection(config, parameters)
-    lr = settled(config.lr)
-    curvature = lr * norm_bound(settled(config.projection), parameters, config.dim) ** 2
+def _resolve(config: RunConfig, parameters: int) -> Resolved:
+    found = Resolved.of(resolve_projection(config, parameters))
+    curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
-    if config.rho is None:
-        return dataclasses.replace(config, rho=safe)
-    if config.rho * curvature >= STABLE:
+    if not found.rho:
+        return dataclasses.replace(found, rho=safe)
+    if found.rho * curvature >= STABLE:
         raise ConfigError(
-            f"rho={config.rho:g} is not stable with lr={lr:g} and dim={config.dim}: lr * rho * ||A||^2 = "
-            f"{config.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {safe:.3g}"
+            f"rho={found.rho:g} is not stable with lr={found.lr:g} and dim={found.dim}: lr * rho * ||A||^2 = "
+            f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {safe:.3g}"
         )
-    return config
+    return found
 
 
-def _start(config: RunConfig, initial: Vector) -> ClientState:
+def _start(config: Resolved, initial: Vector) -> ClientState:
     dual = np.zeros(config.dim, np.float32)
-    return ClientState(initial, dual if config.ball is None else np.concatenate([dual, initial]))
+    return ClientState(initial, np.concatenate([dual, initial]) if config.ball else dual)
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
-    rho = np.float32(settled(local.config.rho))
+    rho = np.float32(local.config.rho)
     last = clients[0].history[-1]  # the round before: the same key and aggregate for everyone
     if last.key is None or local.key is None:
         raise ConfigError("FedRP needs round keys")
@@ -84,7 +83,7 @@ def _finish(_local: Local, client: Participant) -> ClientState:
     return client.state
 
 
-def _releases(config: RunConfig) -> list[Release]:
+def _releases(config: Resolved) -> list[Release]:
     known: Event = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
     if config.secure_aggregation:
         known = Unsupported("who knows the matrices can read m linear functions of the mean model a round")

@@ -4,11 +4,11 @@ A baseline of the simulator (`fedrp.simulation.alone`): where nobody talks there
 """
 
 from fedrp.algorithms.base import Method
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.privacy.events import Adjacency, Adversary, NothingReleased, Release, Unsupported
 
 
-def _nothing_learned(_config: RunConfig) -> list[Release]:
+def _nothing_learned(_config: Resolved) -> list[Release]:
     return [
         Release(Adversary.SERVER, Adjacency.CLIENT_REPLACE, NothingReleased()),
         Release(Adversary.CLIENTS, Adjacency.CLIENT_REPLACE, NothingReleased()),
@@ -20,6 +20,5 @@ FWC = Method(
     summary="federated without connection: every client alone, the floor (simulations only)",
     settings=frozenset(),
     delivers="client",
-    resolve=lambda config, _parameters: config,
     releases=_nothing_learned,
 )

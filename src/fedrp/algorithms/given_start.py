@@ -12,7 +12,7 @@ The count is about one vector. Those of several clients are nearly the same vect
 """
 
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config import RunConfig, settled
+from fedrp.config.run import Resolved
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import initial_laws
 from fedrp.learning.layout import ModelFactory
@@ -28,8 +28,8 @@ def given_share(factory: ModelFactory) -> float:
     return given / template.size
 
 
-def require_hidden_start(config: RunConfig, factory: ModelFactory, parameters: int) -> None:
-    """Refuse a projection of whose matrix a start that is given would tell too much; the config is resolved.
+def require_hidden_start(config: Resolved, factory: ModelFactory, parameters: int) -> None:
+    """Refuse a projection of whose matrix a start that is given would tell too much.
 
     Raises:
         ConfigError: uploads are projected models, n/m is too small for the family, and most of the start is given.
@@ -39,7 +39,7 @@ def require_hidden_start(config: RunConfig, factory: ModelFactory, parameters: i
         algorithm.server.round_keys and algorithm.delivers == "client"
     ):  # elsewhere uploads are no projected models
         return
-    family = settled(config.projection)
+    family = config.projection
     least = FAMILIES[family].hiding_ratio
     if parameters >= least * config.dim or (share := given_share(factory)) < _GIVEN:
         return

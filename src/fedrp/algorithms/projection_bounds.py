@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from fedrp.algorithms.client_dp import SUMS_ONLY
 from fedrp.algorithms.cohort import needed
-from fedrp.config import RunConfig
+from fedrp.algorithms.shared import SUMS_ONLY
+from fedrp.config.run import Resolved
 from fedrp.errors import PrivacyError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Release, Unsupported
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball
@@ -32,7 +32,7 @@ _SUMMED = (
 )
 
 
-def kept_in_bounds(config: RunConfig, model: Vector, start: Vector) -> Vector:
+def kept_in_bounds(config: Resolved, model: Vector, start: Vector) -> Vector:
     """The model that a client goes on with and projects: the nearest one that the configured bounds allow.
 
     Guarantees: with `ball`, within it of `start`, for any model (NaN and infinity give the start); with `norm_floor`,
@@ -41,40 +41,40 @@ def kept_in_bounds(config: RunConfig, model: Vector, start: Vector) -> Vector:
     Raises:
         PrivacyError: the norm floor does not hold; nothing has been sent.
     """
-    if config.ball is not None:
+    if config.ball:
         model = project_to_ball(model, start, config.ball)
         floor = _norm(start) - config.ball
-        if config.norm_floor is not None and floor < config.norm_floor:
+        if config.norm_floor and floor < config.norm_floor:
             raise PrivacyError(
                 f"norm_floor={config.norm_floor:g} does not hold with ball={config.ball:g}: the common start is too "
                 "short, and nothing was sent; lower --norm-floor or --ball, or leave the floor to its default"
             )
-    elif config.norm_floor is not None and not _norm(model) >= config.norm_floor:
+    elif config.norm_floor and not _norm(model) >= config.norm_floor:
         raise PrivacyError(
             f"a client's model is shorter than norm_floor={config.norm_floor:g}: it was not sent; lower --norm-floor"
         )
     return model
 
 
-def bounds_of(config: RunConfig) -> tuple[Sensitivity, NormFloor] | None:
+def bounds_of(config: Resolved) -> tuple[Sensitivity, NormFloor] | None:
     """How far a client's model can move and how short it can be, and why that is believed; None where nothing is."""
-    if config.norm_floor is None:
+    if not config.norm_floor:
         return None
     floor = functools.partial(NormFloor, config.norm_floor, Basis.ENFORCED)
-    if config.ball is not None:
+    if config.ball:
         return ball_sensitivity(config.ball), floor("every client checks that the ball stays that far from the origin")
-    if config.sensitivity is not None:
+    if config.sensitivity:
         return Sensitivity(config.sensitivity, Basis.ASSUMED, "as configured"), floor("a client below it stops")
     return None
 
 
-def ratio_of(config: RunConfig) -> float | None:
+def ratio_of(config: Resolved) -> float | None:
     """The quotient of sensitivity and norm floor, alpha, of one client's vector, or None where nothing bounds it."""
     bounds = bounds_of(config)
     return bounds[0].bound / bounds[1].bound if bounds else None
 
 
-def projected_releases(config: RunConfig) -> list[Release]:
+def projected_releases(config: Resolved) -> list[Release]:
     """What the server learns from projected models, and what the paper's theorem says of a single one.
 
     The theorem is about one vector under one matrix. That is what the server has if one client takes part in a round;
@@ -96,26 +96,26 @@ def projected_releases(config: RunConfig) -> list[Release]:
     return [server, Release(Adversary.ONE_VECTOR, adjacency, single, assumed(config))]
 
 
-def summed_release(config: RunConfig, least: int) -> Event:
+def summed_release(config: Resolved, least: int) -> Event:
     """What a server learns that sees only the sum of the projections of at least `least` clients a round.
 
     Vectors within R of w^0 add up to a norm of at least `least` times the floor. In one round a single client moves the
     sum by its own 2 R. Over several rounds all others may react to it, each by 2 R: the factor `least` is gone again.
     """
     ratio = ratio_of(config)
-    if config.ball is None or ratio is None:  # without a ball the vectors of several clients may cancel
+    if not config.ball or ratio is None:  # without a ball the vectors of several clients may cancel
         return ProjectedRelease(config.dim)
     shared = config.rounds == 1 and config.weighting == "uniform"
     return Composed(ProjectedRelease(config.dim, ratio / least if shared else ratio), config.rounds)
 
 
-def adjacency_of(config: RunConfig) -> Adjacency:
+def adjacency_of(config: Resolved) -> Adjacency:
     """The strongest that holds: a ball does not ask how much of the data was exchanged, but weights tell its size."""
-    whole = config.ball is not None and config.weighting == "uniform"
+    whole = config.ball and config.weighting == "uniform"
     return Adjacency.CLIENT_REPLACE if whole else Adjacency.RECORD_REPLACE
 
 
-def assumed(config: RunConfig) -> tuple[str, ...]:
+def assumed(config: Resolved) -> tuple[str, ...]:
     """The bounds with their bases, as a statement lists them."""
     bounds = bounds_of(config)
     if bounds is None:
@@ -126,7 +126,7 @@ def assumed(config: RunConfig) -> tuple[str, ...]:
         f"the norm floor is {floor.bound:g}: {floor.reason} ({floor.basis.value})",
     )
     # A stop is seen. With a ball it depends on the start alone; without, it depends on data.
-    return listed if config.ball is not None else (*listed, "neither neighbour stops a client at the norm floor")
+    return listed if config.ball else (*listed, "neither neighbour stops a client at the norm floor")
 
 
 def _norm(vector: Vector) -> float:

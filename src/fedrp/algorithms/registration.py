@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.table import add_algorithm, methods
-from fedrp.config import require
+from fedrp.config.checks import require
 from fedrp.errors import ConfigError
 from fedrp.learning.data import DATASETS, Entry
 from fedrp.learning.zoo import MODELS, ModelSpec

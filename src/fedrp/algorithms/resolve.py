@@ -4,7 +4,7 @@ import dataclasses
 
 from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.table import ALGORITHMS, method_of, require_used
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS
@@ -12,23 +12,26 @@ from fedrp.learning.zoo import MODELS
 _DEFAULT_LR = 0.1  # for models that are not in the table
 
 
-def resolved(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with every `None` that its algorithm uses replaced by a default; refuses settings it does not use."""
-    config = with_learning_rate(config)
+def resolved(config: RunConfig, parameters: int) -> Resolved:
+    """The config with every default that its algorithm uses filled in; refuses settings it does not use."""
+    config = dataclasses.replace(config.stored, lr=learning_rate(config))
     if config.trimmed_share:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
-    return method_of(config).resolve(config, parameters)
+    found = method_of(config).resolve(config, parameters)
+    if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
+        raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
+    return found
 
 
-def with_learning_rate(config: RunConfig) -> RunConfig:
-    """The config with the learning rate of its model and algorithm, if none is given; refuses settings not used."""
-    require_used(config)
+def learning_rate(config: RunConfig) -> float:
+    """The learning rate that is given, or else that of the model and the algorithm; refuses settings not used."""
+    require_used(config.stored)
     if config.lr is not None:
-        return config
+        return config.lr
     lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-    return dataclasses.replace(config, lr=lr * method_of(config).lr_factor)
+    return lr * method_of(config).lr_factor
 
 
 def _require_summable(config: RunConfig) -> None:

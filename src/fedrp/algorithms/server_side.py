@@ -3,14 +3,12 @@
 NumPy and the config only. Nothing here, nor anything that it imports, can make a key, a model or a matrix.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from fedrp.compression.grid import HEADROOM, Scale, finest
-from fedrp.config import RunConfig
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.algorithms.mechanisms.base import Mechanism, Reach
+from fedrp.config.run import Resolved
 from fedrp.types import Vector
 
 # What a client's next upload is made from, but for its data and noise: the last "aggregate"; the "history" of all
@@ -18,59 +16,46 @@ from fedrp.types import Vector
 Memory = Literal["aggregate", "history", "own"]
 
 
-class Reach(NamedTuple):
-    """How large an aggregate of honest clients can be: anything beyond was made by someone else."""
-
-    number: float = math.inf  # no number is larger
-    norm: float = math.inf
-
-
-def no_certificate(_config: RunConfig, _uploads: Sequence[Vector]) -> float | None:
+def no_certificate(_config: Resolved, _uploads: Sequence[Vector]) -> float | None:
     """Where uploads tell nothing of how far apart the clients' models are."""
     return None
 
 
-def total_weight(_config: RunConfig) -> float | None:
-    """The mean is over those that came."""
-    return None
+def no_mechanisms(_config: Resolved) -> tuple[Mechanism, ...]:
+    """Where updates are sent as they are; masks apart, which every algorithm can do."""
+    return ()
+
+
+def as_averaged(_config: Resolved, _round: int, mean: Reach) -> Reach:
+    """The aggregate where a round stands for itself is as large as its mean."""
+    return mean
 
 
 @dataclass(frozen=True)
 class ServerSide:
-    """An algorithm as the server knows it. Configs are resolved; no function changes its inputs."""
+    """An algorithm as the server knows it. No function changes its inputs."""
 
     memory: Memory
-    upload_size: Callable[[RunConfig, int], int]  # numbers in an upload, for so many parameters
-    # Past aggregates (latest first, two at most), the mean of the uploads and their total weight make the next one.
-    aggregate: Callable[[RunConfig, Sequence[Vector], Vector, float], Vector]
-    scale: Callable[[RunConfig, Vector | None, Call], Scale]  # of an upload to be masked, from the last aggregate
-    reach: Callable[[RunConfig, int, int], Reach]  # of the aggregate of a round with so many numbers
-    divisor: Callable[[RunConfig], float | None] = total_weight  # of the sum of uploads; None: their weight
+    update_size: Callable[[Resolved, int], int]  # numbers in an update, for so many parameters
+    # Past aggregates (latest first, two at most), the mean of the updates and their total weight make the next one.
+    aggregate: Callable[[Resolved, Sequence[Vector], Vector, float], Vector]
+    mechanisms: Callable[[Resolved], tuple[Mechanism, ...]] = no_mechanisms  # a client applies them in order
+    reach: Callable[[Resolved, int, Reach], Reach] = as_averaged  # of the aggregate of a round, from that of its mean
     # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
-    certify: Callable[[RunConfig, Sequence[Vector]], float | None] = no_certificate
+    certify: Callable[[Resolved, Sequence[Vector]], float | None] = no_certificate
     round_keys: bool = False  # clients share round keys that the server must not know
 
 
-def full_vector(_config: RunConfig, parameters: int) -> int:
-    """Upload size of algorithms that send the whole model."""
+def full_vector(_config: Resolved, parameters: int) -> int:
+    """Update size of algorithms that send the whole model."""
     return parameters
 
 
-def projected_vector(config: RunConfig, _parameters: int) -> int:
-    """Upload size of algorithms that send a projection."""
+def projected_vector(config: Resolved, _parameters: int) -> int:
+    """Update size of algorithms that send a projection."""
     return config.dim
 
 
-def mean_only(_config: RunConfig, _past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
+def mean_only(_config: Resolved, _past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
     """The aggregate where a round stands for itself."""
     return mean
-
-
-def stated_range(config: RunConfig, _previous: Vector | None, call: Call) -> Scale:
-    """The scale of an upload that nothing but the config bounds."""
-    return finest(config.secure_range, call, HEADROOM)
-
-
-def within_range(config: RunConfig, _round: int, _size: int) -> Reach:
-    """The mean of uploads that nothing but the range of masked numbers bounds."""
-    return Reach(config.secure_range) if config.secure_aggregation else Reach()

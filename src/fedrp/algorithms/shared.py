@@ -2,13 +2,20 @@
 
 import dataclasses
 
-from fedrp.config import RunConfig, require_choice
+from fedrp.config.checks import require_choice
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES
 
 # Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
 _GAUSSIAN_ENTRIES = 2**28
+
+# What statements about masked uploads rest on.
+SUMS_ONLY = (
+    "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
+    "X25519, HKDF and AES are as good as ideal",
+)
 
 
 def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
@@ -25,7 +32,7 @@ def without_momentum(config: RunConfig) -> RunConfig:
     return config if config.server_momentum is not None else dataclasses.replace(config, server_momentum=0.0)
 
 
-def vectors_released(config: RunConfig) -> list[Release]:
+def vectors_released(config: Resolved) -> list[Release]:
     """What full vectors, or under masks their sums, tell: nothing is claimed."""
     seen: Event = NonPrivate("the server receives every client's vector in the clear")
     if config.secure_aggregation:

@@ -8,7 +8,7 @@ Every client holds the same w. In round t, with the round's secret A:
 
 mu is `proximal` (||A' theta||^2 is about (n/m) ||theta||^2), beta is `server_momentum`. A client that missed rounds
 applies the missed (key, thetabar) pairs in order. With privacy asked for, theta_i is clipped and noised in its m
-dimensions (`fedrp.algorithms.client_dp`).
+dimensions (`fedrp.algorithms.mechanisms`).
 """
 
 import dataclasses
@@ -24,9 +24,8 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import averages_released, resolve_projection
-from fedrp.config import RunConfig, settled
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
@@ -53,7 +52,7 @@ _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
 
 
-def _resolve(config: RunConfig, parameters: int) -> RunConfig:
+def _resolve(config: RunConfig, parameters: int) -> Resolved:
     config = resolve_projection(config, parameters)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
@@ -65,7 +64,7 @@ def _resolve(config: RunConfig, parameters: int) -> RunConfig:
             f"{idle}={getattr(config, idle)} does nothing without noise: add --dp-epsilon, or --noise-multiplier 0 "
             "to clip only"
         )
-    return config
+    return Resolved.of(config)
 
 
 def _default_momentum(config: RunConfig, parameters: int) -> float:
@@ -87,7 +86,7 @@ def _path(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _start(config: RunConfig, initial: Vector) -> ClientState:
+def _start(config: Resolved, initial: Vector) -> ClientState:
     return ClientState(initial, np.zeros_like(initial) if config.server_momentum else NOTHING)
 
 
@@ -105,10 +104,10 @@ def _consensus(local: Local, clients: Sequence[Participant]) -> list[ClientState
 
 def _finish(local: Local, client: Participant) -> ClientState:
     model, velocity = client.state
-    beta = np.float32(settled(local.config.server_momentum))
+    beta = np.float32(local.config.server_momentum)
     for key, aggregate in client.history:
         if aggregate is not None and key is not None:
-            step = local.project(key).adjoint(np.ascontiguousarray(aggregate[: local.config.dim]))
+            step = local.project(key).adjoint(aggregate)
             if beta:
                 velocity = step = beta * velocity + step
             model = model + step
@@ -131,13 +130,10 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return forward(projection, gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    rate = functools.partial(step_size, settled(config.lr), config.momentum, projection.norm_bound)
+    rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
     thetas = local.train(start, Objective(gradient, weights, rate))
-    marks = {id(state): fingerprint(settled(config.projection), key, state.model) for state in states}
-    return [
-        Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])
-        for client, state, theta in zip(clients, states, thetas, strict=True)
-    ]
+    marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
+    return [Upload(state, theta, marks[id(state)]) for state, theta in zip(states, thetas, strict=True)]
 
 
 def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
@@ -157,7 +153,7 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     return hmac.new(secret.derive("mac").reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
 
 
-def _releases(config: RunConfig) -> list[Release]:
+def _releases(config: Resolved) -> list[Release]:
     if config.private:
         return releases(config)
     gram = Unsupported("the server learns inner products of the clients' vectors; no differential privacy is claimed")

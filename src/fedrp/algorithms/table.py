@@ -18,7 +18,8 @@ from fedrp.algorithms.fedrp import FEDRP
 from fedrp.algorithms.fwc import FWC
 from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.subspace import SUBSPACE
-from fedrp.config import RunConfig, require_choice
+from fedrp.config.checks import require_choice
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError, first_line
 
 _log = logging.getLogger(__name__)

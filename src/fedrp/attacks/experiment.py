@@ -32,7 +32,7 @@ from fedrp.attacks.outcome import Outcome, Scenario, Target, mean
 from fedrp.attacks.record import record
 from fedrp.attacks.target_models import TargetModel
 from fedrp.attacks.view import ADVERSARIES, Recording
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.sizes import KEY_BYTES
 from fedrp.errors import ConfigError, DataError
 from fedrp.learning.data import Dataset, load_dataset

@@ -22,7 +22,7 @@ from fedrp.algorithms.subspace import step_size
 from fedrp.attacks.metrics import Images
 from fedrp.attacks.observations import Observation
 from fedrp.attacks.view import Public
-from fedrp.config import require, require_choice, settled
+from fedrp.config.checks import require, require_choice
 from fedrp.learning.layout import built, layout_of
 from fedrp.projection.families import Projection
 from fedrp.rng import RunSeed
@@ -140,7 +140,7 @@ def gradient_at(public: Public, model: Vector) -> Callable[[torch.Tensor, torch.
 
 
 def _stated_step(public: Public, observation: Observation) -> float:
-    lr = settled(public.config.lr)
+    lr = public.config.lr
     if public.config.algorithm != "fedrp-subspace" or observation.projection is None:
         return lr
     return step_size(lr, public.config.momentum, observation.projection.norm_bound, steps=1)

@@ -16,7 +16,9 @@ from safetensors.numpy import load_file
 
 from fedrp.algorithms.table import method_of
 from fedrp.attacks.metrics import area, true_positives_at
-from fedrp.config import RunConfig, from_settings, require, settled
+from fedrp.config.checks import require
+from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector
@@ -88,19 +90,19 @@ def _scores(inside: Losses, beyond: Losses) -> dict[str, float]:
     return {"auc": found.auc, "auc_low": found.low, "auc_high": found.high, "tpr_at_1_percent_fpr": rate}
 
 
-def _reference(task: Task, config: RunConfig, data: Examples, number: int) -> Vector:
+def _reference(task: Task, config: Resolved, data: Examples, number: int) -> Vector:
     """A model of the adversary's own, trained on a random three quarters of its data."""
     seed = RunSeed(RunSeed(config.seed).integer("reference", number))
     trainer = make_trainer(task.model, task.loss, torch.device("cpu"), seed)
     start = public_initial(task.model, seed)[None]
     part = _taken(data, seed.generator("half").permutation(len(data.y))[: 3 * len(data.y) // 4])
-    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, _REFERENCE_EPOCHS, config.grad_clip)
+    sgd = LocalSGD(config.lr, config.momentum, config.batch_size, _REFERENCE_EPOCHS, config.grad_clip)
     return np.asarray(trainer.train(start, [part], [0], 1, sgd)[0])
 
 
-def _config(folder: Path) -> RunConfig:
+def _config(folder: Path) -> Resolved:
     try:
-        return from_settings(RunConfig, json.loads((folder / "config.json").read_text()))
+        return Resolved.of(from_settings(RunConfig, json.loads((folder / "config.json").read_text())))
     except (OSError, ValueError, TypeError):
         raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable config.json") from None
 

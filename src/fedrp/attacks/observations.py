@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.algorithms.client_side import Local, Participant, Step
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
-from fedrp.config import require_choice, settled
+from fedrp.config.checks import require_choice
 from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import KEY_BYTES
@@ -135,7 +136,7 @@ def _project(view: View, parameters: int) -> Callable[[SecretKey], Projection]:
     config = view.public.config
 
     def project(key: SecretKey) -> Projection:
-        return make_projection(settled(config.projection), key, parameters, config.dim)
+        return make_projection(config.projection, key, parameters, config.dim)
 
     return project
 
@@ -146,11 +147,12 @@ def _model(view: View, keys: Keys, round_: int) -> Vector:
     algorithm = ALGORITHMS[public.config.algorithm]
     seed = RunSeed(public.config.seed)
     initial = secret_initial(public.model, keys[0]) if keys else public_initial(public.model, seed)
-    aggregates = _aggregates(view)
-    history = [Step(keys.get(past), aggregates.get(past)) for past in range(round_)]
+    pipeline = Pipeline.of(public.config, algorithm.server)
+    updates = {past: pipeline.update_of(aggregate) for past, aggregate in _aggregates(view).items()}
+    history = [Step(keys.get(past), updates.get(past)) for past in range(round_)]
     size = layout_of(built(public.model)).size
-    local = Local(public.config, None, 0, _project(view, size), _no_training)
-    start = Participant(algorithm.client.init(public.config, initial), history, SecretKey(bytes(KEY_BYTES)), None)
+    local = Local(public.config, None, _project(view, size), _no_training)
+    start = Participant(algorithm.client.init(public.config, initial), history)
     return algorithm.client.finish(local, start).model
 
 

@@ -11,7 +11,7 @@ from fedrp.attacks.inversion import Effort
 from fedrp.attacks.metrics import Images
 from fedrp.attacks.target_models import SMOOTH
 from fedrp.attacks.view import ADVERSARIES
-from fedrp.config import require, require_choice
+from fedrp.config.checks import require, require_choice
 from fedrp.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 import functools
 
 from fedrp.attacks.view import Packet, Public, Recording
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.learning.task import Task
 from fedrp.learning.zoo import InputShape
 from fedrp.rng import RunSeed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedrp.config import require_choice
+from fedrp.config.checks import require_choice
 from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS, InputShape
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.sealing import Identity
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import ModelFactory
@@ -36,7 +36,7 @@ class Packet(NamedTuple):
 class Public:
     """What everybody knows: the settings, the architecture, how images are scaled."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     model: ModelFactory
     loss: Loss
     shape: InputShape  # of an image

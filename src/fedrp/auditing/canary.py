@@ -20,16 +20,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
-from fedrp.config import RunConfig, require, require_choice, settled
+from fedrp.config.checks import require, require_choice
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import drawn_initial, initial_laws, public_initial
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
 from fedrp.learning.trainer import LocalModel, make_local_model
 from fedrp.privacy.events import Adversary, Event
@@ -132,7 +133,7 @@ def audit(
     require(trials >= 4, "trials", trials, "a whole number of at least 4")
     require(0 < confidence < 1, "confidence", confidence, "a number between 0 and 1")
     require(parameters >= 1, "parameters", parameters, "a whole number of at least 1")
-    if config.clip_quantile is not None or config.participation != 1:
+    if config.stored.clip_quantile is not None or config.participation != 1:
         raise ConfigError(
             "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
         )
@@ -151,11 +152,11 @@ def audit(
     return AuditResult(claim, audit_bounds(inside, outside, claim.delta, confidence, event), trials, fault)
 
 
-def _resolved(config: RunConfig, parameters: int) -> RunConfig:
-    factory = functools.partial(stand_in, parameters)
-    if config.algorithm == "fedrp" and config.rho is None:
-        config = dataclasses.replace(config, rho=1e-9)  # the canary must not be held back
-    return resolved(with_norm_floor(dataclasses.replace(config, lr=1.0), factory), parameters)
+def _resolved(config: RunConfig, parameters: int) -> Resolved:
+    given, factory = dataclasses.replace(config.stored, lr=1.0), functools.partial(stand_in, parameters)
+    if given.algorithm == "fedrp" and given.rho is None:
+        given = dataclasses.replace(given, rho=1e-9)  # the canary must not be held back
+    return resolved(with_norm_floor(given, factory), parameters)
 
 
 def stand_in(parameters: int) -> nn.Module:
@@ -163,7 +164,7 @@ def stand_in(parameters: int) -> nn.Module:
     return nn.Linear(parameters, 1, bias=False)
 
 
-def _claim(config: RunConfig, adversary: Adversary | None) -> tuple[Guarantee, Event]:
+def _claim(config: Resolved, adversary: Adversary | None) -> tuple[Guarantee, Event]:
     releases = ALGORITHMS[config.algorithm].releases(config)
     found = dict(zip(releases, statements(releases, config.dp_delta), strict=True))
     if adversary is None:
@@ -175,11 +176,11 @@ def _claim(config: RunConfig, adversary: Adversary | None) -> tuple[Guarantee, E
     raise ConfigError(f"algorithm '{config.algorithm}' says nothing about {adversary.value} in this configuration")
 
 
-def _broken(config: RunConfig, fault: Fault) -> RunConfig:
+def _broken(config: Resolved, fault: Fault) -> Resolved:
     """What runs in place of what was claimed."""
     if fault in (Fault.NONE, Fault.REUSED_KEY):
         return config
-    if config.noise_multiplier is None:
+    if not config.private:
         raise ConfigError(f"broken={fault.value} is not valid: algorithm '{config.algorithm}' adds no noise here")
     share = {Fault.NO_NOISE: 0.0, Fault.HALF_NOISE: 0.5}[fault]
     return dataclasses.replace(config, noise_multiplier=share * config.noise_multiplier)
@@ -222,13 +223,13 @@ class CanaryTrainer:
 class Mechanism:
     """A resolved config, ready to be run many times."""
 
-    config: RunConfig
+    config: Resolved
     parameters: int
 
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
         config, bench = self.config, self._bench(inside, seed)
-        size = bench.algorithm.server.upload_size(config, self.parameters)
+        size = bench.upload_size
         server = new_server(config, _RUN, size)
         sites = [_site(seed, client) for client in range(config.clients)]
         states = [Client(client) for client in range(config.clients)]
@@ -251,7 +252,7 @@ class Mechanism:
 
         @functools.lru_cache(maxsize=2)
         def project(key: SecretKey) -> Projection:
-            return make_projection(settled(config.projection), key, self.parameters, config.dim)
+            return make_projection(config.projection, key, self.parameters, config.dim)
 
         def initial(key: SecretKey | None) -> Vector:
             return public if key is None else drawn_initial(template, laws, key)
@@ -303,7 +304,7 @@ def _scores(mechanism: Mechanism, adversary: Adversary, seed: int) -> tuple[floa
     return inside, outside
 
 
-def _seen(config: RunConfig, adversary: Adversary, run: Run) -> FloatArray:
+def _seen(config: Resolved, adversary: Adversary, run: Run) -> FloatArray:
     """What the adversary holds that depends on the canary, a row per round."""
     if _sees_uploads(config, adversary):
         return _uploads_of(CANARY, run)
@@ -313,7 +314,7 @@ def _seen(config: RunConfig, adversary: Adversary, run: Run) -> FloatArray:
     return totals
 
 
-def _own_parts(config: RunConfig, aggregates: list[Vector]) -> FloatArray:
+def _own_parts(config: Resolved, aggregates: list[Vector]) -> FloatArray:
     """What each round added to its aggregate; the rest follows from the aggregates before."""
     parts = np.stack(aggregates).astype(np.float64)
     for round_ in range(len(aggregates)):
@@ -322,13 +323,13 @@ def _own_parts(config: RunConfig, aggregates: list[Vector]) -> FloatArray:
     return parts
 
 
-def _sees_uploads(config: RunConfig, adversary: Adversary) -> bool:
+def _sees_uploads(config: Resolved, adversary: Adversary) -> bool:
     """Whether single uploads reach the adversary unmasked."""
     outsiders = (Adversary.CLIENTS, Adversary.MODEL_HOLDER)
     return adversary not in outsiders and not config.secure_aggregation
 
 
-def _sees_several(config: RunConfig) -> bool:
+def _sees_several(config: Resolved) -> bool:
     """Whether the server has the vectors of several clients under one matrix."""
     return config.clients > 1 and not config.secure_aggregation
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedrp.algorithms.resolve import with_learning_rate
-from fedrp.config import RunConfig, require_choice, settled
+from fedrp.algorithms.resolve import learning_rate
+from fedrp.config.checks import require_choice
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory
@@ -78,14 +79,14 @@ def estimate_sensitivity(
     Guarantees: a function of the config, the task and `neighbours`, whatever the number of workers (to rounding).
     """
     require_choice("change", change, CHANGES)
-    config = with_learning_rate(config)
+    lr = learning_rate(config)
     if neighbours < 1 or not 0 <= client < config.clients:
         raise ConfigError(f"neighbours={neighbours} of client={client} is not valid: at least 1, client below clients")
     parts = split_among_clients(task, config)
     rng = RunSeed(config.seed).generator("neighbours", client)
     changed = [_changed(parts, client, change, rng) for _ in range(neighbours)]
     chunks = [changed[first : first + _TOGETHER - 1] for first in range(0, neighbours, _TOGETHER - 1)]
-    jobs = [_Job(config, task.model, task.loss, client, (parts[client], *chunk)) for chunk in chunks]
+    jobs = [_Job(config, lr, task.model, task.loss, client, (parts[client], *chunk)) for chunk in chunks]
     if workers > 1 and len(jobs) > 1:
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), context) as pool:
@@ -108,6 +109,7 @@ class _Job(NamedTuple):
     """Data sets to train on side by side, the first being the one at hand. Can be sent to another process."""
 
     config: RunConfig
+    lr: float
     factory: ModelFactory
     loss: Loss
     client: int
@@ -117,7 +119,7 @@ class _Job(NamedTuple):
 def _measured(job: _Job) -> tuple[Stack, float]:
     """Distances (rounds x neighbours) to the first model, and the smallest norm of any model."""
     config, seed = job.config, RunSeed(job.config.seed)
-    sgd = LocalSGD(settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+    sgd = LocalSGD(job.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
     trainer = make_trainer(job.factory, job.loss, torch.device("cpu"), seed)
     start: Vector = public_initial(job.factory, seed)
     models = np.tile(start, (len(job.data), 1))

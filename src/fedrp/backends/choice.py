@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from fedrp.backends.processes import ProcessBackend
 from fedrp.backends.workers import Backend
-from fedrp.config import Speed
+from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError
 
 

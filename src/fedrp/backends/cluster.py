@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedrp.backends.workers import CHANGING, Answer, Make, Seat, Worker
-from fedrp.config import Speed
+from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, FedRPError, first_line
 
 _log = logging.getLogger(__name__)

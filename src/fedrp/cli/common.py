@@ -14,7 +14,10 @@ from typing import Any
 import click
 
 from fedrp import __version__
-from fedrp.config import GROUPS, RunConfig, Speed, from_settings, read_toml, require_types
+from fedrp.config.checks import require_types
+from fedrp.config.run import GROUPS, RunConfig
+from fedrp.config.speed import Speed
+from fedrp.config.toml import from_settings, read_toml
 from fedrp.errors import FedRPError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"

@@ -20,7 +20,8 @@ from fedrp.cli.common import (
     read_settings,
     some_settings,
 )
-from fedrp.config import RunConfig, from_settings
+from fedrp.config.run import RunConfig
+from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError, PrivacyError
 
 _DELTA = 1e-5
@@ -138,7 +139,7 @@ def audit(
     """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism."""
     from fedrp.auditing.canary import Fault
     from fedrp.auditing.canary import audit as play
-    from fedrp.config import require_choice
+    from fedrp.config.checks import require_choice
     from fedrp.privacy import Adversary
 
     fault = broken or Fault.NONE.value

@@ -27,7 +27,9 @@ from fedrp.cli.common import (
     settings_options,
     with_defaults,
 )
-from fedrp.config import RunConfig, Speed, from_settings
+from fedrp.config.run import RunConfig
+from fedrp.config.speed import Speed
+from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError
 
 

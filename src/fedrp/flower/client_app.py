@@ -18,9 +18,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
-from fedrp.config import Speed
+from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
 from fedrp.errors import ConfigError, FedRPError, SiteError
@@ -29,6 +28,7 @@ from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.learning.evaluate import score
 from fedrp.learning.layout import built, layout_of
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.objective import Examples
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import examples

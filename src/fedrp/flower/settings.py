@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrp.algorithms.table import BASELINES
-from fedrp.config import RunConfig, from_settings, read_toml, require_choice, require_types
+from fedrp.config.checks import require_choice, require_types
+from fedrp.config.run import RunConfig
+from fedrp.config.toml import from_settings, read_toml
 from fedrp.errors import ConfigError
 from fedrp.storage.ledger import CAPS
 

@@ -28,7 +28,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedrp.config import from_settings, read_toml, require, require_types
+from fedrp.config.checks import require, require_types
+from fedrp.config.toml import from_settings, read_toml
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.errors import ConfigError, SiteError, first_line
 from fedrp.files import locked, read_private, write_atomically

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.flower.settings import Values
 from fedrp.learning.evaluate import Correct, classified
 from fedrp.learning.layout import ModelFactory

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, default_collate
 
-from fedrp.config import RunConfig, require_choice
+from fedrp.config.checks import require_choice
+from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError, DataError, first_line
 from fedrp.learning.data import load_dataset
 from fedrp.learning.evaluate import Correct, classified
@@ -83,7 +84,7 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
                 f"clients={config.clients}, but the task holds examples of {len(task.train)} clients: train is a list, "
                 "with an entry for each client"
             )
-        if config.train_examples is not None:
+        if config.train_examples:
             raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
         if config.partition != "iid":
             raise ConfigError(f"partition='{config.partition}', but the task comes split among its clients")
@@ -109,7 +110,7 @@ def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
 
 
 def _limited(whole: Examples, config: RunConfig) -> Examples:
-    if config.train_examples is None:
+    if not config.train_examples:
         return whole
     asked, count = config.train_examples, len(whole.y)
     if asked > count:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedrp.config import require_choice
+from fedrp.config.checks import require_choice
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.projection import kernels

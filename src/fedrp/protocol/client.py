@@ -5,14 +5,14 @@ together. It opens sealed round keys only while it works; what it keeps are the 
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
-from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload
-from fedrp.compression import grid
-from fedrp.config import settled
+from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
+from fedrp.algorithms.mechanisms.base import AtClient
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
@@ -33,7 +33,7 @@ from fedrp.protocol.client_state import (
 )
 from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.wire import Kind, Message
-from fedrp.types import FINGERPRINT_BYTES, Precise, Vector, Words
+from fedrp.types import FINGERPRINT_BYTES, Vector
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ class _Plan(NamedTuple):
 
     participant: Participant
     past: list[Past]  # what it applies first
+    previous: Vector | None  # the last aggregate, also if it was applied before; None before there is one
     transcript: bytes
 
 
@@ -111,10 +112,8 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     """What clients make of one round, trained together."""
     config = bench.config
     # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
-    log_divergence = config.private or config.ball is not None
-    sgd = LocalSGD(
-        settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip, log_divergence
-    )
+    log_divergence = config.private or config.ball > 0
+    sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip, log_divergence)
 
     def train(start: Stack, objective: Objective) -> Stack:
         indices = [work.client.index for work in works]
@@ -122,7 +121,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 
     key = opened_key(bench, works[0].client, works[0].site, round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
-    local = Local(config, key, _call_of(works[0]).weight, bench.project, train, bench.trainer.model.device)
+    local = Local(config, key, bench.project, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
@@ -159,16 +158,17 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
     state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
-    size, memory = bench.upload_size, bench.algorithm.server.memory
-    past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, client.since, round_)
-    history = [Step(opened_key(bench, client, site, step.round), step.aggregate) for step in past]
+    memory = bench.algorithm.server.memory
+    past = past_rounds(bench.pipeline, bench.aggregate_size, inbox.messages, client.since, round_)
+    keys = [opened_key(bench, client, site, step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
-    for (key, aggregate), step in zip(history, past, strict=True):
-        transcript = extended(transcript, round_ if memory == "own" else 0, step.round, aggregate, key)
-    noise = site.entropy.noise(bench.run, round_, inbox.digest)
+    for key, step in zip(keys, past, strict=True):
+        transcript = extended(transcript, round_ if memory == "own" else 0, step.round, step.aggregate, key)
+    updates = [None if step.aggregate is None else bench.pipeline.update_of(step.aggregate) for step in past]
+    history = [Step(key, update) for key, update in zip(keys, updates, strict=True)]
     previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
-    return _Plan(Participant(state, history, noise, previous), past, transcript)
+    return _Plan(Participant(state, history), past, previous, transcript)
 
 
 def _call_of(work: _Work) -> Message:
@@ -193,13 +193,14 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
         return client, wire.encode(replies)
-    payload: wire.Payload = upload.vector
-    mark = upload.fingerprint
-    if bench.config.secure_aggregation:
-        client, payload = _masked(bench, work._replace(client=client), plan, upload.vector)
+    context = _at_client(bench, work, plan)
+    sent, mark = bench.pipeline.sent(upload.vector, context), upload.fingerprint
+    if context.call is not None:
+        client = dataclasses.replace(client, call=context.call, transcript=plan.transcript)
+        sent = _masker(bench, client, site, round_, context.call).masked(sent)
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
-    fields = (bench.run, round_, client.index, payload, weight_of(bench, site), bench.tag, mark)
+    fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
@@ -210,7 +211,7 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         since=round_,
         state=upload.state,
         envelopes={r: envelope for r, envelope in client.envelopes.items() if r >= oldest},
-        last=plan.participant.previous if replays else None,
+        last=plan.previous if replays else None,
         left_out=(),
         reply=reply,
         taken=client.taken + 1,
@@ -218,20 +219,18 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
     return moved, reply
 
 
-def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise) -> tuple[Client, Words]:
-    """A client's vector as whole numbers under its masks; the client remembers towards whom."""
-    client, site = work[:2]
+def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
+    """What the mechanisms of a round need of a client."""
+    client, site, inbox = work[:3]
     asked = _call_of(work)
-    round_, call = asked.round, Call.of(asked.payload)
-    scale = bench.algorithm.server.scale(bench.config, plan.participant.previous, call)
-    words, cut = grid.encode(vector, scale, weight_of(bench, site))
-    if cut:
-        _log.warning(
-            "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
-            *(client.index, round_, cut, vector.size, scale.bound),
-        )
-    client = dataclasses.replace(client, call=call, transcript=plan.transcript)
-    return client, _masker(bench, client, site, round_, call).masked(words)
+    return AtClient(
+        previous=plan.previous,
+        participants=asked.weight,
+        normals=own_normals(site.entropy.noise(bench.run, asked.round, inbox.digest)),
+        warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
+        call=Call.of(asked.payload) if bench.config.secure_aggregation else None,
+        weight=weight_of(bench, site),
+    )
 
 
 def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -> tuple[Client, Message]:
@@ -274,7 +273,7 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)
-    return bench.algorithm.client.finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
+    return bench.algorithm.client.finish(Local(bench.config, None, bench.project, _no_training), plan.participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:

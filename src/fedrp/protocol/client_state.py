@@ -15,9 +15,10 @@ import torch
 
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.config import RunConfig, settled
+from fedrp.config.run import Resolved
 from fedrp.crypto.masks import NO_PEERS, PeerKeys
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, verify
@@ -87,7 +88,7 @@ class Site:
 class Workbench:
     """What the clients of one process work with."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     run: bytes
     roster: Roster  # pinned: nothing that the server says can change it
     trainer: Trainer
@@ -107,7 +108,17 @@ class Workbench:
     @property
     def upload_size(self) -> int:
         """How many numbers a client sends in a round."""
-        return self.algorithm.server.upload_size(self.config, self.trainer.model.layout.size)
+        return self.pipeline.upload_size(self.trainer.model.layout.size)
+
+    @property
+    def aggregate_size(self) -> int:
+        """How many numbers it is sent of each round."""
+        return self.pipeline.aggregate_size(self.trainer.model.layout.size)
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """What becomes of an update before it is sent."""
+        return Pipeline.of(self.config, self.algorithm.server)
 
     @functools.cached_property
     def settings(self) -> bytes:
@@ -117,11 +128,11 @@ class Workbench:
     @functools.cached_property
     def limits(self) -> Limits:
         """What is taken in one packet."""
-        return from_server(self.config, self.upload_size)
+        return from_server(self.config, self.aggregate_size)
 
 
 def make_workbench(
-    config: RunConfig,
+    config: Resolved,
     run: bytes,
     roster: Roster,
     factory: ModelFactory,
@@ -138,7 +149,7 @@ def make_workbench(
 
     @functools.lru_cache(maxsize=2)
     def project(key: SecretKey) -> Projection:
-        return make_projection(settled(config.projection), key, size, config.dim, projection_memory)
+        return make_projection(config.projection, key, size, config.dim, projection_memory)
 
     @functools.lru_cache(maxsize=1)
     def initial(key: SecretKey | None) -> Vector:

@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterable
 
 from fedrp.algorithms.cohort import needed
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import MIN_LEFT_OUT, MIN_SUMMED, Call
 from fedrp.errors import ProtocolError, QuorumError
 
 
-def require_call(config: RunConfig, call: Call, client: int, weight: int) -> None:
+def require_call(config: Resolved, call: Call, client: int, weight: int) -> None:
     """Refuse a list of participants that could expose this client."""
     clients, weights = call
     if len(clients) != len(weights) or not _increasing(clients) or not clients or clients[-1] >= config.clients:
@@ -32,7 +32,7 @@ def require_call(config: RunConfig, call: Call, client: int, weight: int) -> Non
         raise ProtocolError(f"the announced weights are not valid: client {client} has weight {weight}")
 
 
-def require_left_out(config: RunConfig, call: Call, left_out: tuple[int, ...], client: int) -> None:
+def require_left_out(config: Resolved, call: Call, left_out: tuple[int, ...], client: int) -> None:
     """Refuse a recovery that could expose someone."""
     if not _increasing(left_out) or not set(left_out) <= set(call.clients) or client in left_out:
         raise ProtocolError("the list of clients left out is not valid: expected other participants, in order")
@@ -43,7 +43,7 @@ def require_left_out(config: RunConfig, call: Call, left_out: tuple[int, ...], c
         raise ProtocolError(f"a recovery would sum {rest} of {len(call.clients)} clients, {least} needed: refused")
 
 
-def choose_left_out(config: RunConfig, call: Call, missing: Iterable[int]) -> tuple[int, ...]:
+def choose_left_out(config: Resolved, call: Call, missing: Iterable[int]) -> tuple[int, ...]:
     """Who is left out of a sum if some are missing: they, and one more if it is only one, the next in order."""
     left_out = set(missing)
     if len(left_out) == 1:

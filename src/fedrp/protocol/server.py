@@ -13,7 +13,8 @@ import numpy as np
 
 from fedrp.algorithms import cohort
 from fedrp.algorithms.cohort import Coins
-from fedrp.compression import grid
+from fedrp.algorithms.mechanisms.base import Numbers
+from fedrp.crypto.secure_aggregation import Call
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import quorum, wire
@@ -33,7 +34,7 @@ from fedrp.protocol.server_state import (
     only_message,
 )
 from fedrp.protocol.wire import EMPTY, Kind, Message
-from fedrp.types import Packets, Vector
+from fedrp.types import Packets, Vector, Words
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
 
@@ -207,32 +208,30 @@ class _Outcome(NamedTuple):
 
 
 def _aggregated(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> _Outcome:
-    round_, certified = server.round + 1, None
+    round_, pipeline, call, certified = server.round + 1, server.pipeline, None, None
+    numbers: Numbers
     if server.config.secure_aggregation:
-        mean, weight = _unmasked(server, uploads, corrections)
+        call = call_of(server, server.participants)
+        numbers, weight = _unmasked(server, call, uploads, corrections), float(call.weight_of(uploads))
     else:
         vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
         weights = [float(message.weight) for message in uploads.values()]
         share, weight = server.config.trimmed_share, sum(weights)
-        if share:
-            mean = trimmed_mean(vectors, share)
-        else:
-            mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
+        numbers = trimmed_mean(vectors, share) if share else weighted_mean(vectors, weights, pipeline.divisor)
         certified = server.algorithm.certify(server.config, vectors)
     past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
-    aggregate = server.algorithm.aggregate(server.config, past, mean, weight)
+    aggregate = pipeline.aggregate(past, numbers, weight, call)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     try:  # clients would refuse it
-        require_reachable(aggregate, server.algorithm.reach(server.config, round_, server.upload_size), round_)
+        require_reachable(aggregate, pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))
     return _Outcome(aggregate, certified)
 
 
-def _unmasked(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> tuple[Vector, float]:
-    """The weighted mean of masked uploads, and their weight."""
-    call = call_of(server, server.participants)
+def _unmasked(server: Server, call: Call, uploads: Mapping[int, Message], corrections: Replies) -> Words:
+    """The sum of masked uploads, of which no mask is left."""
     if set(uploads) != set(call.clients) - set(server.left_out):
         raise QuorumError(f"round {server.round + 1}: masked uploads are incomplete, ask `recover` how to go on")
     total = np.zeros(server.upload_size, np.uint32)
@@ -248,10 +247,7 @@ def _unmasked(server: Server, uploads: Mapping[int, Message], corrections: Repli
                 raise QuorumError(
                     f"round {server.round + 1}: client {client} did not help to recover it ({error}): ask it again"
                 ) from None
-    previous = server.aggregates.get(server.latest)
-    step = server.algorithm.scale(server.config, previous, call).step
-    weight = float(call.weight_of(uploads))
-    return grid.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
+    return total
 
 
 def _reasons(refused: Mapping[int, str]) -> str:

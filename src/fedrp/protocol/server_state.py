@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
@@ -51,7 +52,7 @@ class Dealt(NamedTuple):
 class Server:
     """All that the server knows between two messages."""
 
-    config: RunConfig  # resolved
+    config: Resolved
     run: bytes
     upload_size: int
     round: int = 0  # the last round that was completed
@@ -72,6 +73,11 @@ class Server:
         return server_side(self.config)
 
     @property
+    def pipeline(self) -> Pipeline:
+        """What becomes of the uploads of a round."""
+        return Pipeline.of(self.config, self.algorithm)
+
+    @property
     def latest(self) -> int:
         """The last round that has an aggregate; 0 for none."""
         return max(self.aggregates, default=0)
@@ -82,7 +88,7 @@ class Server:
         return wire_tag(self.config)
 
 
-def new_server(config: RunConfig, run: bytes, upload_size: int) -> Server:
+def new_server(config: Resolved, run: bytes, upload_size: int) -> Server:
     """The server before anything has happened."""
     nobody = (0,) * config.clients
     return Server(config, run, upload_size, last_seen=nobody, weights=nobody)

@@ -12,7 +12,6 @@ import torch
 from fedrp.algorithms import cohort
 from fedrp.algorithms.client_side import stacked
 from fedrp.backends.workers import Backend
-from fedrp.config import settled
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.learning.sequential import make_trainer
@@ -40,9 +39,7 @@ class LoneShard(Shard[None]):
         config, seed = setup.config, RunSeed(setup.config.seed)
         self._trainer = make_trainer(setup.factory, setup.loss, torch.device(setup.speed.device), seed)
         super().__init__(setup, self._trainer.model)
-        self._sgd = LocalSGD(
-            settled(config.lr), config.momentum, config.batch_size, config.local_epochs, config.grad_clip
-        )
+        self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
         initial = public_initial(setup.factory, seed)
         self._states = StateStore(
             make=lambda _client: Lone(initial),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.errors import QuorumError
 from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, hellos_matter
 from fedrp.protocol.server_state import Server
@@ -19,7 +19,7 @@ class SimulatedCarrier(NearCarrier):
     """Carries packets to simulated clients."""
 
     population: Clients
-    config: RunConfig
+    config: Resolved
     greeting: bool  # whether clients have yet to be asked for their hellos
     traffic: Traffic = field(default_factory=Traffic)  # since it was last taken
 

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from fedrp.algorithms.cohort import Coins
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey

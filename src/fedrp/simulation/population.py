@@ -21,7 +21,8 @@ from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
 from fedrp.backends.workers import Backend
-from fedrp.config import RunConfig, Speed
+from fedrp.config.run import Resolved
+from fedrp.config.speed import Speed
 from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.layout import ModelFactory, State
@@ -41,7 +42,7 @@ End = TypeVar("End")  # what a client must be told to end with its final model: 
 class ShardSetup(NamedTuple):
     """All that a shard is built from; sent once to its worker. Before it is divided, it is of all clients."""
 
-    config: RunConfig
+    config: Resolved
     speed: Speed
     run: bytes
     factory: ModelFactory

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.learning.evaluate import Evaluation, Score
 from fedrp.learning.layout import State
 from fedrp.privacy.guarantee import Guarantee
@@ -124,7 +124,7 @@ class RunResult:
     parameters: `fedrp.load_vector(module, result.model)` does where nothing is frozen and no buffer is random.
     """
 
-    config: RunConfig  # resolved
+    config: Resolved
     parameters: int
     secret: bool
     records: tuple[RoundRecord, ...]
@@ -149,7 +149,7 @@ class RunResult:
 
     def as_json(self) -> dict[str, Any]:
         """The result as one JSON object; bytes are per client and round."""
-        config, last = self.config, self._evaluation
+        config, last = self.config.stored, self._evaluation
         used = sum(record.participants for record in self.records)
         pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
         traffic = self.last_traffic

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save as packed
 
-from fedrp.config import RunConfig, to_json
+from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.toml import to_json
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import (
     SHARED,
@@ -88,7 +89,7 @@ class RunFolder:
 
     @classmethod
     @contextmanager
-    def open(cls, root: Path, config: RunConfig, task: Fingerprint, resume: bool) -> Iterator["RunFolder"]:
+    def open(cls, root: Path, config: Resolved, task: Fingerprint, resume: bool) -> Iterator["RunFolder"]:
         """Start a new run folder, or take up one with the same config, data and model; keep other processes away.
 
         Raises:
@@ -101,7 +102,7 @@ class RunFolder:
         with locked(root / "lock", patience=1.0, required=False):
             yield cls(root)._begun(config, task, resume)
 
-    def _begun(self, config: RunConfig, task: Fingerprint, resume: bool) -> "RunFolder":
+    def _begun(self, config: Resolved, task: Fingerprint, resume: bool) -> "RunFolder":
         root = self.root
         if self._config_file.exists():
             if not resume:

@@ -20,15 +20,17 @@ import torch
 
 from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.backends.choice import open_backend
 from fedrp.backends.workers import Backend
-from fedrp.config import RunConfig, Speed
+from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
 from fedrp.privacy.guarantee import Guarantee
@@ -115,12 +117,12 @@ def require_device(name: str) -> None:
 
 
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> ShardSetup:
-    config = dataclasses.replace(config, dataset=task.dataset, model=task.model_name)
-    config = resolved(with_norm_floor(config, task.model), parameters)
+    given = dataclasses.replace(config.stored, dataset=task.dataset, model=task.model_name)
+    config = resolved(with_norm_floor(given, task.model), parameters)
     if config.algorithm in ALGORITHMS:
         require_hidden_start(config, task.model, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
-    run = hashlib.sha256(f"fedrp-run|{config}".encode()).digest()[: wire.RUN_ID_BYTES]
+    run = hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
     test = examples(task.test, "the test set")
     return ShardSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, test)
@@ -196,7 +198,7 @@ class Federated:
     def begun(cls, setup: ShardSetup, parameters: int, backend: Backend, tap: Tap | None) -> "Federated":
         """Clients and a server that have not met yet."""
         config = setup.config
-        upload_size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
+        upload_size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
         roster = simulated_roster(RunSeed(config.seed), config.clients)
         return cls(Clients(setup, roster, backend, tap), new_server(config, setup.run, upload_size))
 
@@ -258,7 +260,7 @@ def _measured(setup: ShardSetup, trained: Trained, course: Course[End]) -> Round
     return RoundRecord(**trained._asdict(), evaluation=evaluation, evaluation_seconds=time.monotonic() - began)
 
 
-def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: float) -> None:
+def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float) -> None:
     """Compare the loss after a round with that of an untrained model: within a round each client looks for itself.
 
     With noise a bad model may be all that can be had, so only one that is none is refused (it is made of noised sums,
@@ -275,12 +277,12 @@ def _look_for_divergence(config: RunConfig, record: RoundRecord, untrained: floa
     )
     if config.private:
         text += ", --clip or the noise"
-    if config.ball is None and not (config.private and math.isfinite(loss)):
+    if not config.ball and not (config.private and math.isfinite(loss)):
         raise DivergenceError(text)
     _log.warning("%s (the run goes on)", text)
 
 
-def evaluate(config: RunConfig, course: Course[End], all_clients: bool) -> Evaluation:
+def evaluate(config: Resolved, course: Course[End], all_clients: bool) -> Evaluation:
     """Score the models of the last completed round: what would be delivered if the run ended now."""
     clients, chosen = course.clients, delivering_client(config)
     if method_of(config).delivers == "consensus":
@@ -297,7 +299,7 @@ def evaluate(config: RunConfig, course: Course[End], all_clients: bool) -> Evalu
     return Evaluation(scores[chosen], average, mean, min(accuracies), max(accuracies))
 
 
-def delivering_client(config: RunConfig) -> int:
+def delivering_client(config: Resolved) -> int:
     """The client whose model is delivered where every client keeps its own: drawn at random, once per run."""
     return int(RunSeed(config.seed).generator("delivered").integers(config.clients))
 

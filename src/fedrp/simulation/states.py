@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
-from fedrp.config import Speed
+from fedrp.config.speed import Speed
 
 State = TypeVar("State")
 

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedrp.config import RunConfig, to_json
+from fedrp.config.run import RunConfig
+from fedrp.config.toml import to_json
 from fedrp.errors import ConfigError
 
 

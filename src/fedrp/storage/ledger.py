@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrp.algorithms.table import method_of
-from fedrp.config import RunConfig, from_settings, read_toml, require, require_choice, require_types
+from fedrp.config.checks import require, require_choice, require_types
+from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.toml import from_settings, read_toml
 from fedrp.errors import ConfigError, FedRPError, PrivacyError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.privacy.events import Adversary, Release
@@ -246,7 +248,7 @@ def _unlisted(state: Path, ledger: SiteLedger, data: str) -> list[Entry]:
 
 def _entry(run: str, terms: Terms, begun: str, agreed: str) -> Entry:
     try:
-        config = from_settings(RunConfig, dict(terms.settings))
+        config = Resolved.of(from_settings(RunConfig, dict(terms.settings)))
         releases = tuple(method_of(config).releases(config))
     except (FedRPError, KeyError) as error:
         raise SiteError(f"what run {run} releases cannot be told from its settings ({error})") from None

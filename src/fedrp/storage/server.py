@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.errors import SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.protocol.server_state import Server
@@ -51,7 +51,7 @@ class ServerFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, root: Path, config: RunConfig) -> Iterator["ServerFolder"]:
+    def open(cls, root: Path, config: Resolved) -> Iterator["ServerFolder"]:
         """A new run with a new, random run id, or the run that was begun in `root` with the same config.
 
         A second server is kept away meanwhile, from before the run id is read or made: there is one for a store.

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save as packed
 
-from fedrp.config import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, DataError, SiteError
@@ -43,12 +43,12 @@ _SIT_OUT = "let this site sit the run out, it can join the next (an older copy w
 class Terms(NamedTuple):
     """What a run begins with at a site, and keeps."""
 
-    settings: Mapping[str, Any]  # of the resolved `RunConfig`, as JSON has them
+    settings: Mapping[str, Any]  # of the resolved config, as JSON has them
     weight: int  # the site's, in the mean
     data: str  # the site's name for the data set that it trains on
 
     @classmethod
-    def of(cls, config: RunConfig, weight: int, data: str) -> "Terms":
+    def of(cls, config: Resolved, weight: int, data: str) -> "Terms":
         """The terms of a run with a resolved config."""
         return cls(settings_of(config), weight, data)
 

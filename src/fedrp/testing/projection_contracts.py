@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedrp.config import require_choice
+from fedrp.config.checks import require_choice
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.projection.families import FAMILIES, FloatArray, Projection, make_projection, norm_bound

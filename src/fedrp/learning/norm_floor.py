@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy.special import gammaincinv
 
-from fedrp.config import RunConfig
+from fedrp.config.run import RunConfig
 from fedrp.learning.initial import initial_laws
 from fedrp.learning.layout import ModelFactory
 

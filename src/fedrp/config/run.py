@@ -1,0 +1,293 @@
+"""What a run is: `RunConfig`, everything that decides its result, and `Resolved`, the same without a `None`.
+
+A value of `None` means "choose a sensible default": it is resolved once, when the model and the data are known.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fedrp.config.checks import require, require_choice, require_types, setting
+from fedrp.errors import ConfigError
+
+WEIGHTINGS = ("uniform", "samples")
+SAMPLINGS = ("fixed", "poisson")
+DP_NOISES = ("shared", "local")
+SEALINGS = ("x25519", "hybrid")
+_SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
+_TRIMMED = "trimmed:"
+_SMALLEST_SHARE = 1e-6
+DEFAULT_QUORUM = 0.5
+_LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the outcome of a run.
+
+    Guarantees: a `RunConfig` that exists has passed the checks of types and ranges below; checks that need the model or
+    the data (`dim` against the number of parameters, `clients` against the samples) are made when those are known.
+    """
+
+    algorithm: str = setting("fedrp", "algorithm: {names}")
+    dataset: str = setting("mnist-mini", "data set: {names}, idx:FOLDER or npz:FILE")
+    model: str = setting("lenet5", "model: {names}")
+    clients: int = setting(10, "number of clients K")
+    rounds: int = setting(10, "number of rounds")
+    local_epochs: int = setting(1, "local epochs E per round")
+    batch_size: int = setting(64, "examples per local step")
+    lr: float | None = setting(None, "learning rate of local SGD; default by model and algorithm")
+    momentum: float = setting(0.9, "momentum of local SGD")
+    grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
+    rho: float | None = setting(None, "ADMM penalty; default by algorithm")
+    dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
+    projection: str | None = setting(None, "projection family: {names}; default by size")
+    train_examples: int | None = setting(None, "use only this many training examples, drawn at random; default all")
+    partition: str = setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
+    participation: float = setting(1.0, "fraction of clients that take part in a round")
+    sampling: str = setting("fixed", "how participants are drawn: fixed (a set number) or poisson (each by a coin)")
+    dropout: float = setting(0.0, "probability that a participant drops out in the middle of a round")
+    quorum: float | None = setting(None, "share of participants that a round needs; default 0.5, with shared noise 1")
+    weighting: str = setting("uniform", "weights of the average: uniform or samples")
+    aggregation: str = setting("mean", "what the server makes of uploads: mean, median or trimmed:F (F from each end)")
+    server_momentum: float | None = setting(
+        None, "momentum of the common model over rounds (fedavg, fedavg-dp: default 0; fedrp-subspace: by size)"
+    )
+    proximal: float = setting(0.0, "pull towards the common model in local training (fedrp-subspace)")
+    seed: int = setting(0, "public run seed: split, batches; in simulations also who takes part")
+    clip: float | None = setting(None, "largest norm of a client's update, with noise; default 0.3")
+    noise_multiplier: float | None = setting(None, "noise on the sum of updates, in units of clip")
+    dp_epsilon: float | None = setting(None, "target epsilon, instead of a noise multiplier; fedavg-dp: default 10")
+    dp_delta: float = setting(1e-5, "delta of the privacy guarantee")
+    dp_noise: str = setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
+    clip_quantile: float | None = setting(None, "adapt clip to this quantile of the clients' norms")
+    ball: float | None = setting(None, "keep every model within this distance of the common start (fedrp)")
+    sensitivity: float | None = setting(None, "assume that a record moves a model by at most this (fedrp)")
+    norm_floor: float | None = setting(None, "smallest norm of a model that is sent (fedrp); default by model and ball")
+    secure_aggregation: bool = setting(False, "mask uploads, so that the server learns sums only")
+    secure_range: float = setting(64.0, "largest number of a masked upload without noise; larger ones are cut off")
+    sealing: str = setting("x25519", "how round keys are sealed: x25519 or hybrid (also safe from quantum computers)")
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        for group in GROUPS:
+            group.check(self)
+
+    @property
+    def stored(self) -> "RunConfig":
+        """The settings as files hold them: these, with `None` where there is no value."""
+        return self
+
+    @property
+    def private(self) -> bool:
+        """Whether clients clip and noise what they send."""
+        return self.noise_multiplier is not None or self.dp_epsilon is not None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether something bounds how far one change of the data moves a model."""
+        return self.ball is not None or self.sensitivity is not None
+
+    @property
+    def trimmed_share(self) -> float:
+        """The share of uploads that the server cuts off at each end, per coordinate: 0 for mean, 0.5 for median."""
+        return _share_of(self.aggregation) or 0.0
+
+    @property
+    def expected_participants(self) -> int:
+        """How many clients take part in a round: exactly (fixed) or on average (poisson)."""
+        return max(1, round(self.participation * self.clients))
+
+
+@dataclass(frozen=True)
+class Resolved(RunConfig):
+    """Settings with every default filled in. Where a run has none of something, 0 or the empty string says so.
+
+    Guarantees: no setting is `None`; every value is neutral or one that a user could give.
+    """
+
+    lr: float = 0.0
+    rho: float = 0.0
+    projection: str = ""
+    train_examples: int = 0  # 0: all
+    quorum: float = DEFAULT_QUORUM
+    server_momentum: float = 0.0
+    clip: float = 0.0  # above 0: clients clip what they send, and add noise unless its multiplier is 0
+    noise_multiplier: float = 0.0
+    dp_epsilon: float = 0.0
+    clip_quantile: float = 0.0
+    ball: float = 0.0
+    sensitivity: float = 0.0
+    norm_floor: float = 0.0
+    unset: frozenset[str] = frozenset()  # what is stored as null: settings that this run has no value of
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Resolved":
+        """Settings as a user gives them or a file holds them, with the neutral value for each `None` that is left."""
+        given = vars(config.stored)
+        return cls(
+            **{name: value for name, value in given.items() if value is not None},
+            unset=frozenset(name for name, value in given.items() if value is None),
+        )
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require(self.lr > 0, "lr", self.lr, "a learning rate: resolve the config (fedrp.algorithms.resolve.resolved)")
+        require(self.private or not self.noise_multiplier, "clip", self.clip, "a number above 0, as there is noise")
+        neutral = {name for name, value in _NEUTRAL.items() if getattr(self, name) == value}
+        # What a neutral value may also be: one that was chosen.
+        chosen = {"server_momentum", "quorum"} - self.unset | ({"noise_multiplier"} if self.private else set())
+        object.__setattr__(self, "unset", frozenset(neutral - chosen))
+        _ = self.stored  # which is checked as a user's settings are
+
+    @property
+    def stored(self) -> RunConfig:
+        """The same settings as files hold them, digests are made of them and users give them."""
+        names = (field.name for field in dataclasses.fields(RunConfig))
+        values: dict[str, Any] = {name: None if name in self.unset else getattr(self, name) for name in names}
+        return RunConfig(**values)
+
+    @property
+    def private(self) -> bool:
+        """Whether clients clip what they send, and add noise unless its multiplier is 0."""
+        return self.clip > 0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether something bounds how far one change of the data moves a model."""
+        return self.ball > 0 or self.sensitivity > 0
+
+
+_NULLABLE = frozenset(field.name for field in dataclasses.fields(RunConfig) if field.default is None)
+_NEUTRAL = {field.name: field.default for field in dataclasses.fields(Resolved) if field.name in _NULLABLE}
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """Settings that belong together: a heading of `fedrp run --help`, and the check of their values.
+
+    Groups exist in the code alone. The record, the command line, TOML and Flower's run config are flat.
+    """
+
+    heading: str
+    settings: tuple[str, ...]
+    check: Callable[[RunConfig], None]
+
+
+def _check_data(config: RunConfig) -> None:
+    _require_whole(config, "train_examples")
+
+
+def _check_federation(config: RunConfig) -> None:
+    _require_whole(config, "clients", "rounds")
+    for name in ("participation", "quorum"):
+        value = getattr(config, name)
+        require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
+    _require_below_one(config, "dropout", "server_momentum")
+    require_choice("sampling", config.sampling, SAMPLINGS)
+    require_choice("weighting", config.weighting, WEIGHTINGS)
+    expected = f"mean, median or trimmed:F with F from {_SMALLEST_SHARE:g} to below 0.5"
+    require(_share_of(config.aggregation) is not None, "aggregation", config.aggregation, expected)
+    require(0 <= config.seed < 2**63, "seed", config.seed, "a whole number from 0 to 2^63 - 1")
+
+
+def _check_local_training(config: RunConfig) -> None:
+    _require_whole(config, "local_epochs", "batch_size")
+    _require_positive(config, "lr", "rho")
+    _require_below_one(config, "momentum")
+    _require_not_negative(config, "grad_clip", "proximal")
+
+
+def _check_projection(config: RunConfig) -> None:
+    _require_whole(config, "dim")
+
+
+def _check_privacy(config: RunConfig) -> None:
+    _require_positive(config, "clip", "dp_epsilon", "ball", "sensitivity", "norm_floor")
+    require((config.clip or 1) <= _LARGEST, "clip", config.clip, f"a number up to {_LARGEST:g}")
+    require(1e-6 <= (config.dp_epsilon or 1) <= 1e6, "dp_epsilon", config.dp_epsilon, "a number from 1e-6 to 1e6")
+    _require_not_negative(config, "noise_multiplier")
+    require(1e-100 <= config.dp_delta < 1, "dp_delta", config.dp_delta, "a probability from 1e-100 to below 1")
+    quantile = config.clip_quantile
+    require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
+    require_choice("dp_noise", config.dp_noise, DP_NOISES)
+    if config.noise_multiplier is not None and config.dp_epsilon is not None:
+        raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
+    if config.ball is not None and config.sensitivity is not None:
+        raise ConfigError("give either ball or sensitivity, not both: a ball of radius R enforces 2 R")
+    if config.norm_floor is not None and not config.bounded:
+        raise ConfigError(f"norm_floor={config.norm_floor:g} alone bounds nothing: give ball or sensitivity as well")
+
+
+def _check_security(config: RunConfig) -> None:
+    _require_positive(config, "secure_range")
+    require_choice("sealing", config.sealing, SEALINGS)
+
+
+GROUPS = (
+    Group("Data", ("dataset", "train_examples", "partition"), _check_data),
+    Group(
+        "Federation",
+        (
+            *("algorithm", "clients", "rounds", "participation", "sampling", "dropout", "quorum", "weighting"),
+            *("aggregation", "server_momentum", "seed"),
+        ),
+        _check_federation,
+    ),
+    Group(
+        "Local training",
+        ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
+        _check_local_training,
+    ),
+    Group("Projection", ("dim", "projection"), _check_projection),
+    Group(
+        "Privacy",
+        (
+            *("dp_epsilon", "dp_delta", "noise_multiplier", "dp_noise", "clip", "clip_quantile"),
+            *("ball", "sensitivity", "norm_floor"),
+        ),
+        _check_privacy,
+    ),
+    Group("Security", ("secure_aggregation", "secure_range", "sealing"), _check_security),
+)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _require_whole(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= 1, name, value, "a whole number of at least 1")
+
+
+def _require_positive(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
+
+
+def _require_not_negative(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 <= value <= _LARGEST, name, value, f"a number from 0 to {_LARGEST:g}")
+
+
+def _require_below_one(config: RunConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
+
+
+def _share_of(aggregation: str) -> float | None:
+    """What `RunConfig.trimmed_share` says, or None if it is no such setting."""
+    if not aggregation.startswith(_TRIMMED):
+        return _SHARES.get(aggregation)
+    try:
+        share = float(aggregation.removeprefix(_TRIMMED))
+    except ValueError:
+        return None
+    return share if _SMALLEST_SHARE <= share < _SHARES["median"] else None
