@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedrp.algorithms.resolve import resolved
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.news import Encoder
@@ -13,7 +14,7 @@ from helpers import tiny_config
 
 
 def test_clients_that_are_told_the_same_get_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = new_server(tiny_config("fedavg"), bytes(16), 83)
+    server = new_server(resolved(tiny_config("fedavg"), 83), bytes(16), 83)
     encoded: list[Kind] = []
     encode = wire.encode
     monkeypatch.setattr(wire, "encode", lambda m: encoded.extend(x.kind for x in m) or encode(m))
@@ -24,7 +25,7 @@ def test_clients_that_are_told_the_same_get_the_same_bytes(monkeypatch: pytest.M
 
 
 def test_a_packet_is_what_its_messages_are_one_by_one() -> None:
-    server = new_server(tiny_config("fedavg"), bytes(16), 3)
+    server = new_server(resolved(tiny_config("fedavg"), 83), bytes(16), 3)
     encoder = Encoder()
     for value in (1.0, 2.0, 1.0):  # payloads of one kind and round that differ
         aggregate = message_of(server, Kind.AGGREGATE, 1, np.full(3, value, np.float32))

@@ -39,6 +39,7 @@ class RayWorker:
         self._done: list[_Call] = []  # calls since `keep` that changed the shard
         self._waiting: deque[tuple[_Call, Any]] = deque()  # not yet answered
         self._losses = 0
+        self._begun: Any = None  # the actor's answer to `begin`
         self._actor = self._started(threads)
 
     def _started(self, processors: int) -> Any:
@@ -54,7 +55,7 @@ class RayWorker:
         self.kept, self._losses = {}, 0
         self._done.clear()
         self._waiting.clear()
-        self._actor.begin.remote(self._setup)
+        self._begun = self._actor.begin.remote(self._setup)
 
     def send(self, method: str, *arguments: object) -> None:
         """Call a method of what is held."""
@@ -77,7 +78,19 @@ class RayWorker:
         self._waiting.popleft()
         if call.method in CHANGING:
             self._done.append(call)
+        if not answer.good:
+            self._require_begun()
         return answer.get()
+
+    def _require_begun(self) -> None:
+        """Refuse a task that the actor could not read, before its calls fail for that."""
+        try:
+            self._ray.get(self._begun)
+        except self._ray.exceptions.RayError as error:
+            raise ConfigError(
+                f"the task cannot be read in the Ray cluster ({first_line(error)}): "
+                "its modules and packages must be there, too"
+            ) from None
 
     def _replace(self, error: Exception) -> None:
         """Another actor in the place of one that was lost, as far as that one had come."""
@@ -88,7 +101,7 @@ class RayWorker:
         with contextlib.suppress(Exception):  # it may be there, and only not be reached
             self._ray.kill(self._actor)
         self._actor = self._started(0)  # beside others, where no processor is free
-        self._actor.begin.remote(self._setup)
+        self._begun = self._actor.begin.remote(self._setup)
         if self.kept:
             self._actor.answer.remote("restore", (self.kept,))
         for call in self._done:
