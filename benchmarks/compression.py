@@ -46,7 +46,7 @@ from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.protocol.aggregate import weighted_mean
 from fedrp.protocol.wire import HEADER_BYTES
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import grouped
+from fedrp.simulation.population import grouped
 
 Vector = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

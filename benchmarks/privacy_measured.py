@@ -24,6 +24,7 @@ from origin import origin_of
 from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
+from fedrp.backends.processes import ProcessBackend
 from fedrp.config import RunConfig, Speed
 from fedrp.learning.layout import built, layout_of
 from fedrp.learning.task import examples, named_task, split_among_clients
@@ -34,10 +35,10 @@ from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import HostSetup, grouped, set_threads
-from fedrp.simulation.carrier import HostCarrier
-from fedrp.simulation.hosts import Hosts
+from fedrp.simulation.carrier import SimulatedCarrier
+from fedrp.simulation.clients import Clients
 from fedrp.simulation.identities import simulated_roster
+from fedrp.simulation.population import ShardSetup, grouped, set_threads
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "privacy"
@@ -73,16 +74,16 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    setup = HostSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
-    hosts = Hosts(setup, roster)
+    setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
+    clients = Clients(setup, roster, ProcessBackend())
     size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     server = new_server(config, run, size)
-    carrier = HostCarrier.of(server, hosts)
+    carrier = SimulatedCarrier.of(server, clients)
     server = begin(server, carrier, NoStore(), config.clients)
     for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):
         replies = closed.answers.replies
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
-        models = hosts.final_models(server_side.finish(closed.server, tuple(replies)))
+        models = clients.final_models(server_side.finish(closed.server, tuple(replies)))
         seen = (np.stack(vectors).astype(np.float64) for vectors in (sent, list(models.values())))
         yield Seen(closed.server.round, *seen)
 

@@ -71,7 +71,7 @@ def says(*words: str) -> Callable[[Place], bool]:
 # The first rule that any line of a stack meets names it. Order matters: evaluation has a forward pass of its own.
 RULES: list[Rule] = [
     ("evaluation", within("/learning/evaluate.py")),
-    ("waiting for workers", within("/simulation/processes.py", "/multiprocessing/")),
+    ("waiting for workers", within("/backends/processes.py", "/multiprocessing/")),
     ("projection", within("/fedrp/projection/", "/numba/")),
     ("backward", lambda place: place.function == "backward" or "/torch/autograd/" in place.file),
     ("forward", within("/torch/nn/modules/", "/torch/nn/functional.py")),

@@ -32,7 +32,7 @@ from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.task import Task, named_task
 from fedrp.protocol import wire
 from fedrp.rng import RunSeed
-from fedrp.simulation.hosts import Tap
+from fedrp.simulation.clients import Tap
 from fedrp.simulation.result import RoundRecord
 from fedrp.types import Packets, Vector
 
@@ -131,7 +131,7 @@ def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
         accuracy = result.as_json()["accuracy_client_mean"]
     except DivergenceError as error:
         diverged = str(error)
-    history = [round(record.evaluation.delivered.accuracy, 2) for record in records]
+    history = [round(record.evaluation.delivered.accuracy, 2) for record in records if record.evaluation]
     return {"accuracy_client_mean": accuracy, "diverged": diverged, "history": history}
 
 

@@ -24,6 +24,7 @@ from torch import nn
 from fedrp import RunConfig, RunResult, Speed, Task, load_vector, simulate
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, methods
+from fedrp.backends.processes import ProcessWorker
 from fedrp.cli import main
 from fedrp.cli.common import CLI_WORKERS
 from fedrp.errors import ConfigError, DataError, DivergenceError, FedRPError, SiteError
@@ -32,9 +33,8 @@ from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection import kernels
 from fedrp.rng import RunSeed
-from fedrp.simulation.hosts import ClientHost, Hosts
+from fedrp.simulation.clients import Clients, ClientShard
 from fedrp.simulation.identities import SimulatedEntropy
-from fedrp.simulation.processes import Worker
 from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.runfolder import Fingerprint
 from fedrp.simulation.simulate import evaluate
@@ -145,8 +145,8 @@ def test_an_example_weighs_the_same_whoever_holds_it_if_asked_for() -> None:
 def test_a_client_side_that_returns_anything_but_bytes_is_stopped(
     smuggled: object, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    respond = ClientHost.respond
-    monkeypatch.setattr(ClientHost, "respond", lambda self, packets: {**respond(self, packets), 2: smuggled})
+    respond = ClientShard.respond
+    monkeypatch.setattr(ClientShard, "respond", lambda self, packets: {**respond(self, packets), 2: smuggled})
     with pytest.raises(TypeError, match=f"client 2: a {type(smuggled).__name__} tried to cross the wire"):
         simulate(tiny_config("fedavg"), task)
 
@@ -154,15 +154,15 @@ def test_a_client_side_that_returns_anything_but_bytes_is_stopped(
 def test_a_client_side_that_says_hello_with_anything_but_bytes_is_stopped(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hello = ClientHost.hello
-    monkeypatch.setattr(ClientHost, "hello", lambda self: {**hello(self), 0: [1, 2, 3]})
+    hello = ClientShard.hello
+    monkeypatch.setattr(ClientShard, "hello", lambda self: {**hello(self), 0: [1, 2, 3]})
     with pytest.raises(TypeError, match="client 0: a list tried to cross the wire"):
         simulate(tiny_config("fedrp"), task)
 
 
 def test_a_server_side_that_sends_anything_but_bytes_is_stopped(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = Hosts.exchange
-    monkeypatch.setattr(Hosts, "exchange", lambda self, packets: exchange(self, {**packets, 1: np.ones(3)}))
+    exchange = Clients.exchange
+    monkeypatch.setattr(Clients, "exchange", lambda self, packets: exchange(self, {**packets, 1: np.ones(3)}))
     with pytest.raises(TypeError, match="client 1: a ndarray tried to cross the wire"):
         simulate(tiny_config("fedavg"), task)
 
@@ -311,15 +311,15 @@ def test_a_run_leaves_the_number_of_threads_as_it_was(task: Task) -> None:
 
 
 def test_a_worker_that_does_not_start_ends_those_that_did(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Worker] = []
+    started: list[ProcessWorker] = []
 
-    def start(make: Callable[[], ClientHost]) -> Worker:
+    def start() -> ProcessWorker:
         if started:
             raise OSError("no more processes")
-        started.append(Worker(make))
+        started.append(ProcessWorker())
         return started[0]
 
-    monkeypatch.setattr("fedrp.simulation.backend.Worker", start)
+    monkeypatch.setattr("fedrp.backends.processes.ProcessWorker", start)
     with pytest.raises(OSError, match="no more processes"):
         simulate(tiny_config("fedavg"), task, Speed(workers=2))
     with pytest.raises((OSError, FedRPError)):  # its pipe is closed

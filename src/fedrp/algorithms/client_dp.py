@@ -7,8 +7,6 @@ so that the sum over a round's participants carries N(0, (zC)^2) in each coordin
 import dataclasses
 import math
 
-from scipy.stats import binom
-
 from fedrp.algorithms.cohort import participation_rate, rarely_too_few
 from fedrp.algorithms.mechanisms.noise import (
     NEGLIGIBLE,
@@ -34,6 +32,7 @@ from fedrp.privacy.events import (
 )
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
 from fedrp.privacy.noise import rounding_delta
+from fedrp.privacy.numerics import binomial
 from fedrp.types import MAX_COUNT
 
 PRIVACY_SETTINGS = frozenset({"clip", "noise_multiplier", "dp_epsilon", "dp_noise", "clip_quantile"})
@@ -97,7 +96,7 @@ def most_rounds(config: Resolved) -> int:
     Honest coins ask for more with a probability of one in a million.
     """
     rate = participation_rate(config)
-    return config.rounds if rate >= 1 else int(binom.isf(_TOO_OFTEN, config.rounds, rate))
+    return config.rounds if rate >= 1 else int(binomial().isf(_TOO_OFTEN, config.rounds, rate))
 
 
 def releases(config: Resolved) -> list[Release]:
@@ -139,7 +138,7 @@ def _seen(config: Resolved, own_share: float = 0.0, hidden: bool = False) -> Eve
 
 def _seen_by_a_participant(config: Resolved, shared: tuple[str, ...]) -> tuple[Event, tuple[str, ...]]:
     """The sums where the total noise does not depend on how many take part, so that a client knows a part of it."""
-    fewest = int(binom.ppf(NEGLIGIBLE * config.dp_delta / config.rounds, config.clients, config.participation))
+    fewest = int(binomial().ppf(NEGLIGIBLE * config.dp_delta / config.rounds, config.clients, config.participation))
     if fewest < 2:
         return Unsupported("a client knows its own share of the noise, which may be all of it"), ()
     often = f"at least {fewest} clients take part in every round, as they do but for a millionth of delta"

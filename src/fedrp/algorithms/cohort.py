@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
 
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
+from fedrp.privacy.numerics import binomial
 
 Coins = npt.NDArray[np.float64]  # per client, a number in [0, 1)
 
@@ -60,4 +60,4 @@ def rarely_too_few(config: RunConfig) -> float:
 def _too_few(config: RunConfig) -> list[float]:
     """How likely coins choose 0, 1, ... clients, for each number that is too small, so that some are added."""
     counts = range(least_participants(config))
-    return [float(binom.pmf(count, config.clients, config.participation)) for count in counts]
+    return [float(binomial().pmf(count, config.clients, config.participation)) for count in counts]

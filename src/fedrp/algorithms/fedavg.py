@@ -30,7 +30,8 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     trained = local.train(stacked([_finish(local, client).model for client in clients]), PLAIN)
-    return [Upload(ClientState(model), model) for model in trained]
+    # The model that was sent is not kept: the next round starts from the aggregate, before there is one from the start.
+    return [Upload(client.state, model) for client, model in zip(clients, trained, strict=True)]
 
 
 FEDAVG = Algorithm(

@@ -34,7 +34,8 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     states = [_finish(local, client) for client in clients]
     trained = local.train(stacked([state.model for state in states]), PLAIN)
-    return [Upload(state, model - state.model) for state, model in zip(states, trained, strict=True)]
+    pairs = zip(clients, states, trained, strict=True)  # a state is what all have in common: it stays
+    return [Upload(client.state, model - state.model) for client, state, model in pairs]
 
 
 FEDAVG_DP = Algorithm(

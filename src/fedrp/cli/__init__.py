@@ -6,8 +6,8 @@ import sys
 import click
 
 from fedrp.cli import bench, deploy, privacy, run  # noqa: F401 - importing them adds their commands
+from fedrp.cli.common import INTERRUPTED
 from fedrp.cli.common import cli as cli
-from fedrp.cli.run import INTERRUPTED
 from fedrp.errors import FedRPError
 
 

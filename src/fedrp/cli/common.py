@@ -18,13 +18,34 @@ from fedrp.config.checks import require_types
 from fedrp.config.run import GROUPS, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.config.toml import from_settings, read_toml
+from fedrp.errors import FedRPError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
 CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+INTERRUPTED = 130
+
+
+class StoppedError(FedRPError):
+    """Ctrl-C."""
+
+    exit_code = INTERRUPTED
+
+
+class _Commands(click.Group):
+    """The commands. Ctrl-C ends any of them with one line: click would print an empty one before it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise StoppedError("stopped") from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="fedrp")
 def cli() -> None:
     """Federated learning with secret random projections."""

@@ -13,12 +13,14 @@ from typing import Any
 
 import click
 
+from fedrp.backends.processes import start_fork_server
 from fedrp.cli.common import (
     CLI_WORKERS,
     COMPARED,
     Command,
     Settings,
     SettingsCommand,
+    StoppedError,
     cli,
     given_settings,
     path_or_none,
@@ -28,27 +30,19 @@ from fedrp.cli.common import (
 from fedrp.config.run import RunConfig
 from fedrp.config.speed import Speed
 from fedrp.config.toml import from_settings
-from fedrp.errors import ConfigError, FedRPError
-
-INTERRUPTED = 130
-
-
-class _StoppedError(FedRPError):
-    """Ctrl-C in the middle of a run."""
-
-    exit_code = INTERRUPTED
+from fedrp.errors import ConfigError
 
 
 @cli.command(cls=SettingsCommand)
 @settings_options
 def run(config: Path | None, **given: Any) -> None:
     """Train with one algorithm. CONFIG is a TOML file with the same settings as the options; options win."""
+    settings, speed, command = _asked(config, given, several=False)
     from fedrp.learning.task import named_task
     from fedrp.reporting.report import print_table, result_details
-    from fedrp.simulation.runfolder import CONFIG_FILE, begun_settings
+    from fedrp.simulation.runfolder import CONFIG_FILE
     from fedrp.simulation.simulate import simulate
 
-    settings, speed, command = _asked(config, given, begun_settings)
     name = settings.algorithm
     task = named_task(settings, path_or_none(command.data_dir))
     with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
@@ -71,13 +65,14 @@ def compare(config: Path | None, **given: Any) -> None:
 
     An option is for those of the algorithms that use it; one that none of them uses is an error.
     """
+    settings, speed, command = _asked(config, given, several=True)
     from fedrp.algorithms.table import for_each
+    from fedrp.backends.choice import open_backend
     from fedrp.learning.task import named_task
     from fedrp.reporting.report import plot_accuracy, print_table, privacy_lines
-    from fedrp.simulation.runfolder import COMPARISON_FILE, begin_comparison, begun_comparison
+    from fedrp.simulation.runfolder import COMPARISON_FILE, begin_comparison
     from fedrp.simulation.simulate import simulate
 
-    settings, speed, command = _asked(config, given, begun_comparison)
     names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"algorithms '{command.algorithms}' is not valid: give different names, separated by commas")
@@ -88,10 +83,16 @@ def compare(config: Path | None, **given: Any) -> None:
     with command.folder("compare") as out:
         begin_comparison(out, names, settings, command.resume)
         again = _again("compare", out, speed, command)
-        with _stoppable(out / COMPARISON_FILE, again), _progress(names, settings.rounds) as on_round:
+        with (
+            _stoppable(out / COMPARISON_FILE, again),
+            open_backend(speed) as backend,
+            _progress(names, settings.rounds) as on_round,
+        ):
             for item in configs:
                 shown = functools.partial(on_round, item.algorithm)
-                results.append(simulate(item, task, speed, out / item.algorithm, command.resume, shown).as_json())
+                folder = out / item.algorithm
+                done = simulate(item, task, speed, folder, command.resume, shown, backend=backend)
+                results.append(done.as_json())
         plot = out / "accuracy.png"
         plot_accuracy(results, plot)
     if command.json:
@@ -103,17 +104,22 @@ def compare(config: Path | None, **given: Any) -> None:
         print(f"plot: {plot}")
 
 
-def _asked(
-    config: Path | None, given: Settings, begun: Callable[[Path, Settings], Settings]
-) -> tuple[RunConfig, Speed, Command]:
-    """What is asked for; with --resume, what was not given is as it was begun."""
+def _asked(config: Path | None, given: Settings, several: bool) -> tuple[RunConfig, Speed, Command]:
+    """What is asked for; with --resume, what was not given is as it was begun, for one run or several.
+
+    Where worker processes will be needed, what they are forked from starts here: it imports torch while we do.
+    """
     asked = given_settings(config, given)
-    command = from_settings(Command, asked)
-    if not command.resume:
-        return with_defaults(asked)
-    if command.out is None:
+    speed, command = from_settings(Speed, {"workers": CLI_WORKERS, **asked}), from_settings(Command, asked)
+    if command.resume and command.out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    return with_defaults(begun(Path(command.out), asked))
+    if speed.backend == "processes" and speed.workers > 1:
+        start_fork_server()
+    if command.resume and command.out:
+        from fedrp.simulation.runfolder import begun_comparison, begun_settings
+
+        asked = (begun_comparison if several else begun_settings)(Path(command.out), asked)
+    return with_defaults(asked)
 
 
 def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
@@ -143,7 +149,7 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
-        raise _StoppedError(f"stopped{kept}") from None
+        raise StoppedError(f"stopped{kept}") from None
 
 
 @contextmanager
@@ -163,7 +169,8 @@ def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, A
         tasks = {name: progress.add_task(name, total=rounds, now="", start=False) for name in names}
 
         def on_round(name: str, record: Any) -> None:
-            accuracy = f"{record.evaluation.delivered.accuracy:.2f} %"
+            scored = record.evaluation
+            accuracy = f"{scored.delivered.accuracy:.2f} %" if scored else "not scored"
             progress.start_task(tasks[name])
             progress.update(tasks[name], completed=record.round, now=accuracy)
             if not console.is_terminal:

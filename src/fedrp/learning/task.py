@@ -91,7 +91,9 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         return [examples(source, f"client {client}") for client, source in enumerate(task.train)]
     whole, seed = _limited(examples(task.train, "the training set"), config), RunSeed(config.seed)
     shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
-    return [Examples(whole.x[torch.from_numpy(share)], whole.y[torch.from_numpy(share)]) for share in shares]
+    order, sizes = torch.from_numpy(np.concatenate(shares)), [len(share) for share in shares]
+    pairs = zip(torch.split(whole.x[order], sizes), torch.split(whole.y[order], sizes), strict=True)
+    return [Examples(x, y) for x, y in pairs]  # views of two tensors, whatever the number of clients
 
 
 def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:

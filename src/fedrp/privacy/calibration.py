@@ -3,12 +3,11 @@
 import math
 from typing import NamedTuple
 
-from scipy.optimize import brentq
-
 from fedrp.privacy import _checks
 from fedrp.privacy.bounds import Refused, tightest
 from fedrp.privacy.events import Adversary, Composed, ProjectedRelease
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
+from fedrp.privacy.numerics import root
 
 
 class Calibration(NamedTuple):
@@ -44,10 +43,10 @@ def calibrate_ratio(epsilon: float, delta: float, rounds: int, rows: int) -> flo
         low -= 1.0
     while excess(high) <= 0:
         high += 1.0
-    root = float(brentq(excess, low, high, xtol=2e-5))
-    while excess(root) > 0:
-        root -= 2e-5
-    return math.exp(root)
+    found = root(excess, low, high, xtol=2e-5)
+    while excess(found) > 0:
+        found -= 2e-5
+    return math.exp(found)
 
 
 def composed_projection_epsilon(rows: int, ratio: float, delta: float, rounds: int) -> float:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import pdist
 from scipy.special import gammaincinv
 
 from fedrp.errors import ConfigError
 from fedrp.privacy import _checks
+from fedrp.privacy.numerics import largest_distance
 
 CERTIFICATE_CONFIDENCE = 0.95  # of the bound that is reported for a round
 
@@ -47,7 +47,7 @@ def consensus_certificate(projected: npt.ArrayLike, confidence: float) -> Consen
     pairs = clients * (clients - 1) // 2
     if pairs == 0:
         return ConsensusCertificate(0.0, 0.0, 0.0, 0, confidence)
-    largest = float(pdist(matrix).max())
+    largest = largest_distance(matrix)
     if largest == 0:
         return ConsensusCertificate(0.0, 0.0, 0.0, pairs, confidence)
     failure = (1 - confidence) / pairs

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Callable
 
-from scipy.optimize import minimize_scalar
-
 from fedrp.privacy import _checks
+from fedrp.privacy.numerics import least
 
 EpsilonAt = Callable[[float], float]  # delta -> epsilon of one release
 DivergenceAt = Callable[[float], float]  # order -> Renyi divergence
@@ -46,6 +45,5 @@ def renyi_epsilon(divergence_at: DivergenceAt, delta: float, highest_order: floa
     steps = 4 * math.ceil(max(top + 18, 7))  # down to an order of 1 + 1e-8, or a thousandth of the highest
     grid = [top - 0.25 * step for step in range(1, steps)]
     best = min(range(len(grid)), key=lambda index: epsilon(grid[index]))
-    around = (grid[min(best + 1, len(grid) - 1)], grid[best - 1] if best else top - 1e-6)
-    found = minimize_scalar(epsilon, bounds=around, method="bounded", options={"xatol": 1e-8})
-    return max(0.0, min(float(found.fun), epsilon(grid[best])))
+    low, high = grid[min(best + 1, len(grid) - 1)], grid[best - 1] if best else top - 1e-6
+    return max(0.0, min(least(epsilon, low, high, 1e-8), epsilon(grid[best])))

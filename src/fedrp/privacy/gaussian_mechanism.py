@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 from scipy.special import erfcx, gammaln, ndtr, xlog1py, xlogy
 
 from fedrp.errors import ConfigError
 from fedrp.privacy import _checks, pld
+from fedrp.privacy.numerics import root
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -93,10 +93,10 @@ def _calibrated(epsilon: float, delta: float, rounds: int, rate: float, hidden: 
     while excess(low) <= 0:
         low -= 1.0
     tolerance = 5e-4 if hidden and rate < 1 else 1e-10  # a PLD costs 0.1 s, a formula nothing
-    root = float(brentq(excess, low, high, xtol=tolerance))
-    while excess(root) > 0:
-        root += tolerance / 2
-    return math.exp(root)
+    found = root(excess, low, high, xtol=tolerance)
+    while excess(found) > 0:
+        found += tolerance / 2
+    return math.exp(found)
 
 
 def _visible_epsilon(z: float, delta: float, rounds: int, rate: float) -> float:
@@ -115,7 +115,7 @@ def _visible_epsilon(z: float, delta: float, rounds: int, rate: float) -> float:
     high = 1.0
     while excess(high) > 0:
         high *= 2
-    return float(brentq(excess, 0.0, high, xtol=1e-14, rtol=1e-12))
+    return root(excess, 0.0, high, xtol=1e-14, rtol=1e-12)
 
 
 def _mills(x: FloatArray) -> FloatArray:

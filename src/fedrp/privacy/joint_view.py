@@ -11,11 +11,11 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 
 from fedrp.errors import ConfigError
 from fedrp.privacy.chi import chi_quadrature, log_tail_excess
 from fedrp.privacy.composition import renyi_epsilon
+from fedrp.privacy.numerics import root
 from fedrp.privacy.projection_mechanism import exact_delta, exact_epsilon, highest_order, renyi_divergence
 
 FloatArray = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ def joint_epsilon(rows: int, ratio: float, delta: float) -> float:
     if ratio == 0 or joint_delta(straight, rows, ratio) <= delta * (1 + 1e-6):
         return straight
     proved = renyi_epsilon(lambda order: renyi_divergence(order, rows, ratio), delta, highest_order(ratio))
-    return float(brentq(lambda epsilon: joint_delta(epsilon, rows, ratio) - delta, straight, proved, rtol=1e-9))
+    return root(lambda epsilon: joint_delta(epsilon, rows, ratio) - delta, straight, proved, rtol=1e-9)
 
 
 def distances_to_span(vectors: npt.ArrayLike) -> FloatArray:

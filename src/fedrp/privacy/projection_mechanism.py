@@ -9,10 +9,10 @@ of the two is the larger; and the divergence grows with the ratio, so the pair o
 import math
 
 import numpy as np
-from scipy.optimize import brentq
 
 from fedrp.privacy import _checks
 from fedrp.privacy.chi import log_tail_excess
+from fedrp.privacy.numerics import root
 
 LARGEST_RATIO = 1e5  # beyond it epsilon is above 1e9 for one row: a number without meaning, and soon without digits
 
@@ -62,7 +62,7 @@ def exact_epsilon(rows: int, ratio: float, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    return float(brentq(excess, 0.0, paper_epsilon(rows, ratio, delta), xtol=1e-300, rtol=1e-13))
+    return root(excess, 0.0, paper_epsilon(rows, ratio, delta), xtol=1e-300, rtol=1e-13)
 
 
 def renyi_divergence(order: float, rows: int, ratio: float) -> float:

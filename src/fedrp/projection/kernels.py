@@ -5,13 +5,16 @@ the output, and releases the GIL. `run` shares the tasks out over threads; resul
 Arithmetic is IEEE float32 and float64 in a fixed order, never fused or reordered: the same bits on every machine.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 
 Array = npt.NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., None])
@@ -52,12 +55,22 @@ def run(kernel: Callable[..., None], tasks: int, values: int, *arguments: object
             future.result()
 
 
+def cache_folder() -> Path:
+    """Where compiled code is kept: the folder that FEDRP_CACHE names, else `fedrp` in the user's cache folder."""
+    return Path(os.environ.get("FEDRP_CACHE") or platformdirs.user_cache_path("fedrp")).expanduser() / "kernels"
+
+
 def _kernel(function: Kernel) -> Kernel:
     """Compile on the first call. Where no folder for compiled code can be written, each process compiles anew."""
+    settings = vars(numba.config)
+    usual = settings["CACHE_DIR"]
+    settings["CACHE_DIR"] = usual or str(cache_folder())  # read while a function is decorated, and never again
     try:
         return cast(Kernel, numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:
         return cast(Kernel, numba.njit(nogil=True)(function))
+    finally:
+        settings["CACHE_DIR"] = usual
 
 
 # sign: coordinate c of block b (of `width` coordinates, the last block may be shorter) is negated if bit b % 8 of

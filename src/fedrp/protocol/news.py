@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+from collections.abc import Sequence
 
 from fedrp.protocol import wire
 from fedrp.protocol.server_state import Server, message_of
@@ -37,3 +38,32 @@ def news(server: Server, client: int, round_: int) -> list[Message]:
         entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
         told.append(message_of(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
     return told
+
+
+_COMMON = frozenset({Kind.AGGREGATE, Kind.VOID, Kind.REBUILD, Kind.ROUND, Kind.FINISH})  # nothing of one client in them
+
+
+class Encoder:
+    """Encodes what all clients are told once, and not once per client; those told the same get the same bytes."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[Kind, int, int], tuple[Message, bytes]] = {}  # a message kept is a payload's id kept
+        self._packets: dict[tuple[int, ...], bytes] = {}
+
+    def packet(self, messages: Sequence[Message]) -> bytes:
+        """The messages as one packet, see `wire.encode`."""
+        parts = [self._part(message) for message in messages]
+        if not all(message.kind in _COMMON for message in messages):
+            return b"".join(parts)
+        told = tuple(id(part) for part in parts)
+        if told not in self._packets:
+            self._packets[told] = b"".join(parts)
+        return self._packets[told]
+
+    def _part(self, message: Message) -> bytes:
+        if message.kind not in _COMMON:
+            return wire.encode([message])
+        key = (message.kind, message.round, id(message.payload))
+        if key not in self._parts:
+            self._parts[key] = (message, wire.encode([message]))
+        return self._parts[key][1]

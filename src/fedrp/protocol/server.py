@@ -20,7 +20,7 @@ from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.aggregate import trimmed_mean, weighted_mean
 from fedrp.protocol.history import require_reachable
-from fedrp.protocol.news import news
+from fedrp.protocol.news import Encoder, news
 from fedrp.protocol.received import complaints_of, is_lost, received_of
 from fedrp.protocol.server_state import (
     Dealt,
@@ -103,12 +103,10 @@ def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
     participants = server.participants or _chosen(server, coins)
     listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
     call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
-    packets = {}
+    packets, encoder, dealer = {}, Encoder(), _next_dealer(server, participants, round_)
     for client in participants:
-        messages = [*news(server, client, round_), call]
-        if client == _next_dealer(server, participants, round_):
-            messages.append(message_of(server, Kind.DEAL_REQUEST, round_ + 1))
-        packets[client] = wire.encode(messages)
+        asked = [call, message_of(server, Kind.DEAL_REQUEST, round_ + 1)] if client == dealer else [call]
+        packets[client] = encoder.packet([*news(server, client, round_), *asked])
     return dataclasses.replace(server, participants=participants), packets
 
 
@@ -279,8 +277,8 @@ def _to_be_dealt(server: Server) -> tuple[int, ...]:
 
 def finish(server: Server, clients: tuple[int, ...]) -> Packets:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
-    done = message_of(server, Kind.FINISH, server.round)
-    return {client: wire.encode([*news(server, client, server.round + 1), done]) for client in clients}
+    done, encoder = message_of(server, Kind.FINISH, server.round), Encoder()
+    return {client: encoder.packet([*news(server, client, server.round + 1), done]) for client in clients}
 
 
 def _chosen(server: Server, coins: Coins) -> tuple[int, ...]:

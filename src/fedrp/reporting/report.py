@@ -73,9 +73,10 @@ def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     for result in results:
-        rounds = [record["round"] for record in result["history"]]
-        line = axes.plot(rounds, [record["accuracy"] for record in result["history"]], marker=".", label=_name(result))
-        averages = [record["accuracy_average"] for record in result["history"]]
+        scored = [record for record in result["history"] if record["accuracy"] is not None]
+        rounds = [record["round"] for record in scored]
+        line = axes.plot(rounds, [record["accuracy"] for record in scored], marker=".", label=_name(result))
+        averages = [record["accuracy_average"] for record in scored]
         if averages[-1] != result["accuracy"]:
             axes.plot(
                 rounds, averages, linestyle=":", color=line[0].get_color(), label=f"{_name(result)}, average model"

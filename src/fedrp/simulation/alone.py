@@ -11,14 +11,16 @@ import torch
 
 from fedrp.algorithms import cohort
 from fedrp.algorithms.client_side import stacked
+from fedrp.backends.workers import Backend
 from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Backend, Host, HostSetup
 from fedrp.simulation.identities import simulated_coins
+from fedrp.simulation.population import Population, Shard, ShardSetup
 from fedrp.simulation.result import RoundRecord, Traffic, Trained
 from fedrp.simulation.runfolder import Progress, RunFolder
+from fedrp.simulation.states import StateStore, budget_of
 from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 
@@ -30,33 +32,47 @@ class Lone(NamedTuple):
     rounds: int = 0  # that it took part in: its batches are drawn by its own count
 
 
-class LoneHost(Host[None]):
-    """Lone clients of one process."""
+class LoneShard(Shard[None]):
+    """Lone clients of one worker."""
 
-    def __init__(self, setup: HostSetup) -> None:
+    def __init__(self, setup: ShardSetup) -> None:
         config, seed = setup.config, RunSeed(setup.config.seed)
         self._trainer = make_trainer(
             setup.factory, setup.loss, torch.device(setup.speed.device), seed, setup.speed.engine
         )
         super().__init__(setup, self._trainer.model)
         self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
-        self._states = dict.fromkeys(setup.data, Lone(public_initial(setup.factory, seed)))
+        initial = public_initial(setup.factory, seed)
+        self._states = StateStore(
+            make=lambda _client: Lone(initial),
+            arrays=lambda lone: [lone.model],
+            pack=lambda lone: packed(setup.run, Stored({"rounds": lone.rounds}, {"model": lone.model})),
+            read=lambda path: self._read_one(path),
+            budget=budget_of(setup.speed),
+        )
+
+    def _read_one(self, path: Path) -> Lone:
+        about, arrays = read(path, self._setup.run)
+        return Lone(arrays["model"], about["rounds"])
 
     def train(self, chosen: Collection[int]) -> None:
         """A round of local training for those of the clients that take part."""
-        for members in self._setup.groups.values():
+        for group, members in self._setup.groups.items():
             alike: dict[int, list[int]] = {}  # rounds done -> those who are trained together
             for client in members:
                 if client in chosen:
                     alike.setdefault(self._states[client].rounds, []).append(client)
             for done, clients in alike.items():
                 self._train(clients, done + 1)
+            if alike:
+                self._changed.add(group)
 
     def _train(self, clients: Sequence[int], round_: int) -> None:
         start = stacked([self._states[client].model for client in clients])
         data = [self._setup.data[client] for client in clients]
         models = self._trainer.train(start, data, clients, round_, self._sgd)
-        self._states.update((c, Lone(model, round_)) for c, model in zip(clients, models, strict=True))
+        for client, model in zip(clients, models, strict=True):
+            self._states[client] = Lone(model, round_)
 
     def final_model(self, client: int, end: None) -> Vector:  # noqa: ARG002 - it is told nothing
         """The model as it is."""
@@ -73,14 +89,24 @@ class LoneHost(Host[None]):
         about, models = read(path, self._setup.run)
         if "rounds" not in about:  # when lone clients were clients of the protocol
             raise OtherVersionError.of(path)
-        self._states.update((int(c), Lone(models[c], rounds)) for c, rounds in about["rounds"].items())
+        for client, rounds in about["rounds"].items():
+            self._states[int(client)] = Lone(models[client], rounds)
+        self._states.settle()
+
+    def close_round(self) -> None:
+        """States that have not been needed for long go to disk."""
+        self._states.settle()
+
+    def close(self) -> None:
+        """Remove what is on disk."""
+        self._states.close()
 
 
-class LoneHosts(Backend[None]):
+class LoneClients(Population[None]):
     """All lone clients of a simulation."""
 
-    def __init__(self, setup: HostSetup) -> None:
-        super().__init__(setup, LoneHost)
+    def __init__(self, setup: ShardSetup, backend: Backend) -> None:
+        super().__init__(setup, LoneShard, backend)
 
     def train(self, chosen: Collection[int]) -> None:
         """A round of local training for those who take part."""
@@ -91,8 +117,8 @@ class LoneHosts(Backend[None]):
 class Alone:
     """A run without a server."""
 
-    setup: HostSetup
-    hosts: LoneHosts
+    setup: ShardSetup
+    clients: LoneClients
     round: int = 0  # the last one that is done
     secret = False
 
@@ -103,7 +129,8 @@ class Alone:
             began = time.monotonic()
             coins = simulated_coins(config, self.round + 1)
             chosen = np.argsort(coins)[: cohort.due(config, coins)].tolist()
-            self.hosts.train(chosen)
+            self.clients.train(chosen)
+            self.clients.close_round()
             self.round += 1
             yield Trained(self.round, len(chosen), 0, Traffic(), time.monotonic() - began)
 
@@ -117,10 +144,10 @@ class Alone:
 
     def take_up(self, folder: RunFolder) -> Progress:
         """Go on after the last round that is in a folder."""
-        progress = folder.load(self.hosts)
+        progress = folder.load(self.clients)
         self.round = len(progress.records)
         return progress
 
     def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
         """Write a round into a folder."""
-        folder.save(self.hosts, record, seconds)
+        folder.save(self.clients, record, seconds)

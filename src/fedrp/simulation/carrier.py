@@ -1,4 +1,4 @@
-"""The simulator's carrier: hands packets to the hosts, loses some where the config says so, and counts bytes."""
+"""The simulator's carrier: hands packets to the clients, loses some where the config says so, and counts bytes."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from fedrp.errors import QuorumError
 from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, hellos_matter
 from fedrp.protocol.server_state import Server
 from fedrp.rng import RunSeed
-from fedrp.simulation.hosts import Hosts
+from fedrp.simulation.clients import Clients
 from fedrp.simulation.result import Traffic
 from fedrp.types import Packets
 
@@ -15,25 +15,26 @@ _ATTEMPTS = 5  # at a round that misses its quorum
 
 
 @dataclass
-class HostCarrier(NearCarrier):
+class SimulatedCarrier(NearCarrier):
     """Carries packets to simulated clients."""
 
-    hosts: Hosts
+    population: Clients
     config: Resolved
     greeting: bool  # whether clients have yet to be asked for their hellos
     traffic: Traffic = field(default_factory=Traffic)  # since it was last taken
 
     @classmethod
-    def of(cls, server: Server, hosts: Hosts) -> "HostCarrier":
+    def of(cls, server: Server, population: Clients) -> "SimulatedCarrier":
         """The carrier of a run that begins or goes on with this server."""
-        return cls(server.config.clients, _ATTEMPTS, hosts, server.config, server.round == 0 and hellos_matter(server))
+        greeting = server.round == 0 and hellos_matter(server)
+        return cls(server.config.clients, _ATTEMPTS, population, server.config, greeting)
 
     def hellos(self) -> Packets:
         """Every client's, once; nobody's where nothing depends on them, or an earlier sitting had them."""
         if not self.greeting:
             return {}
         self.greeting = False
-        hellos = self.hosts.hello()
+        hellos = self.population.hello()
         self.traffic = self.traffic.plus(Traffic.of({}, hellos))
         return hellos
 
@@ -41,7 +42,7 @@ class HostCarrier(NearCarrier):
         """The replies of all but those who drop out: half of them before they train, half after."""
         never, late = self._dropouts(packets, exchange) if exchange.step is Step.TRAIN else (set(), set())
         sent = {client: packet for client, packet in packets.items() if client not in never}
-        replies = {client: reply for client, reply in self.hosts.exchange(sent).items() if client not in late}
+        replies = {client: reply for client, reply in self.population.exchange(sent).items() if client not in late}
         self.traffic = self.traffic.plus(Traffic.of(sent, replies))
         return Answers(replies, absent=frozenset(never | late))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from fedrp.algorithms.resolve import resolved
+from fedrp.backends.processes import ProcessWorker
 from fedrp.config import Resolved, RunConfig
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of
@@ -19,7 +20,6 @@ from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.protocol.aggregate import weighted_sum
 from fedrp.rng import RunSeed
-from fedrp.simulation.processes import Worker
 from fedrp.types import Vector
 
 
@@ -55,6 +55,9 @@ class PlainLoop:
         reached: Vector = total.numpy()
         return reached
 
+    def close(self) -> None:
+        """Nothing of it is on disk."""
+
     def _train(self, parameters: Sequence[torch.nn.Parameter], data: Examples, client: int, round_: int) -> None:
         module, loss, config = self._module, self._work.loss, self._work.config
         optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
@@ -78,11 +81,12 @@ class Reference:
         self._clients, self._round = config.clients, 0
         data = dict(enumerate(split_among_clients(task, config)))
         shares = [{c: d for c, d in data.items() if c % processes == number} for number in range(processes)]
-        self._workers: list[Worker] = []
+        self._workers: list[ProcessWorker] = []
         try:
             for share in shares:
                 work = PlainWork(task.model, task.loss, share, settings)
-                self._workers.append(Worker(functools.partial(PlainLoop, work)))
+                self._workers.append(ProcessWorker())
+                self._workers[-1].begin(functools.partial(PlainLoop, work))
         except BaseException:  # also Ctrl-C: those that have started must not stay
             self.stop()
             raise

@@ -74,7 +74,7 @@ class RoundRecord(NamedTuple):
     round: int
     participants: int  # whose uploads were used
     dropped: int  # who were asked, and whose were not
-    evaluation: Evaluation
+    evaluation: Evaluation | None  # None where it was not this round's turn
     traffic: Traffic
     seconds: float
     evaluation_seconds: float
@@ -87,13 +87,13 @@ class RoundRecord(NamedTuple):
             "round": self.round,
             "participants": self.participants,
             "dropped": self.dropped,
-            "accuracy": e.delivered.accuracy,
-            "loss": _finite(e.delivered.loss),
-            "accuracy_average": e.average.accuracy,
-            "loss_average": _finite(e.average.loss),
-            "accuracy_client_mean": e.client_mean,
-            "accuracy_client_min": e.client_min,
-            "accuracy_client_max": e.client_max,
+            "accuracy": e and e.delivered.accuracy,
+            "loss": e and _finite(e.delivered.loss),
+            "accuracy_average": e and e.average.accuracy,
+            "loss_average": e and _finite(e.average.loss),
+            "accuracy_client_mean": e and e.client_mean,
+            "accuracy_client_min": e and e.client_min,
+            "accuracy_client_max": e and e.client_max,
             **{f"bytes_{name}_total": value for name, value in self.traffic._asdict().items()},
             "seconds": self.seconds,
             "evaluation_seconds": self.evaluation_seconds,
@@ -103,11 +103,13 @@ class RoundRecord(NamedTuple):
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "RoundRecord":
         """The inverse of `as_json`."""
-        clients = [line[f"accuracy_client_{name}"] for name in ("mean", "min", "max")]
-        delivered = Score(line["accuracy"], _loss(line["loss"]))
-        average = Score(line["accuracy_average"], _loss(line["loss_average"]))
+        evaluation = None
+        if line["accuracy"] is not None:
+            delivered = Score(line["accuracy"], _loss(line["loss"]))
+            average = Score(line["accuracy_average"], _loss(line["loss_average"]))
+            clients = [line[f"accuracy_client_{name}"] for name in ("mean", "min", "max")]
+            evaluation = Evaluation(delivered, average, *clients)
         traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
-        evaluation = Evaluation(delivered, average, *clients)
         times = line["seconds"], line["evaluation_seconds"]
         return cls(
             line["round"], line["participants"], line["dropped"], evaluation, traffic, *times, line["consensus_bound"]
@@ -138,11 +140,16 @@ class RunResult:
     @property
     def accuracy(self) -> float:
         """Test accuracy in percent of the delivered model."""
-        return self.records[-1].evaluation.delivered.accuracy
+        return self._evaluation.delivered.accuracy
+
+    @property
+    def _evaluation(self) -> Evaluation:
+        """Of the last round, which always has one."""
+        return next(record.evaluation for record in reversed(self.records) if record.evaluation)
 
     def as_json(self) -> dict[str, Any]:
         """The result as one JSON object; bytes are per client and round."""
-        config, last = self.config.stored, self.records[-1].evaluation
+        config, last = self.config.stored, self._evaluation
         used = sum(record.participants for record in self.records)
         pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
         traffic = self.last_traffic

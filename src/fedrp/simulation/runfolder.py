@@ -35,7 +35,7 @@ from fedrp.learning.engines import AUTO, SEQUENTIAL
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
 from fedrp.protocol.server_state import Server
-from fedrp.simulation.backend import Backend, End
+from fedrp.simulation.population import End, Population
 from fedrp.simulation.result import RoundRecord, RunResult
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.server_state import (
@@ -159,7 +159,7 @@ class RunFolder:
         found = (path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
         return sorted(found, reverse=True)
 
-    def save(self, hosts: Backend[End], record: RoundRecord, seconds: float, server: Server | None = None) -> None:
+    def save(self, clients: Population[End], record: RoundRecord, seconds: float, server: Server | None = None) -> None:
         """Write a round: its metrics, then its checkpoint; then remove older checkpoints.
 
         `seconds` are those of all rounds, `server` is there unless every client is alone.
@@ -177,7 +177,7 @@ class RunFolder:
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            sums = hosts.save(partial)
+            sums = clients.save(partial)
             if server:
                 head = packed_head(server)
                 write_content(partial / HEAD_FILE, head, SHARED)
@@ -195,11 +195,11 @@ class RunFolder:
             if server:
                 forget_rounds(server, self._rounds)
 
-    def load(self, hosts: Backend[End]) -> Progress:
+    def load(self, clients: Population[End]) -> Progress:
         """Have the clients go on after the newest sound checkpoint; the records up to it."""
         checkpoint = self._sound_checkpoint()
         with self._reading(checkpoint):
-            hosts.load(checkpoint)
+            clients.load(checkpoint)
             lines = self._lines(_round_of(checkpoint))
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
             seconds = float(json.loads((checkpoint / _SUMS_FILE).read_text())["seconds"])

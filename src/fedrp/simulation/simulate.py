@@ -23,6 +23,8 @@ from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
+from fedrp.backends.choice import open_backend
+from fedrp.backends.workers import Backend
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, DivergenceError
@@ -39,12 +41,12 @@ from fedrp.protocol import wire
 from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
-from fedrp.simulation.alone import Alone, LoneHosts
-from fedrp.simulation.backend import Backend, End, HostSetup, grouped, set_threads
+from fedrp.simulation.alone import Alone, LoneClients
 from fedrp.simulation.calibration import Workload, choose_engine
-from fedrp.simulation.carrier import HostCarrier
-from fedrp.simulation.hosts import Hosts, Tap
+from fedrp.simulation.carrier import SimulatedCarrier
+from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
+from fedrp.simulation.population import End, Population, ShardSetup, grouped, set_threads
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
 from fedrp.simulation.runfolder import Fingerprint, Progress, RunFolder
 from fedrp.types import Packets
@@ -53,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 OnRound = Callable[[RoundRecord], None]
 
+_PORTION = 250  # clients
 _DIVERGED = 100.0  # times the loss of an untrained model (plus 1)
 
 
@@ -64,11 +67,15 @@ def simulate(
     resume: bool = False,
     on_round: OnRound | None = None,
     tap: Tap | None = None,
+    backend: Backend | None = None,
 ) -> RunResult:
-    """Train a task with the configured algorithm and return what came of it. `tap` is on the wire, see `Tap`.
+    """Train a task with the configured algorithm and return what came of it.
 
-    Guarantees: the result is a function of `config`, `task` and the engine alone, whatever the number of workers, and
-    whether or not the run was killed and resumed in between. Engines differ in the last digits.
+    `tap` is on the wire, see `Tap`. `backend` is one that is open already (`fedrp.backends.choice.open_backend`), so
+    that several runs share its workers.
+
+    Guarantees: the result is a function of `config`, `task` and the engine alone, whatever the number and kind of
+    workers, and whether or not the run was killed and resumed in between. Engines differ in the last digits.
     """
     speed = speed or Speed()
     if resume and out is None:
@@ -83,12 +90,12 @@ def simulate(
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
-    with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, folder, tap) as course:
+    with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, folder, tap, backend) as course:
         if folder and folder.checkpoint():
             _, records, earlier = course.take_up(folder)
             seconds = earlier
         for trained in course.rounds():
-            record = _measured(setup.config, trained, course)
+            record = _measured(setup, trained, course)
             _look_for_divergence(setup.config, record, untrained)
             records.append(record)
             seconds = earlier + time.monotonic() - began
@@ -110,7 +117,7 @@ def require_device(name: str) -> None:
         raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
 
 
-def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
+def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> ShardSetup:
     given = dataclasses.replace(config.stored, dataset=task.dataset, model=task.model_name)
     config = resolved(with_norm_floor(given, task.model), parameters)
     if config.algorithm in ALGORITHMS:
@@ -119,11 +126,11 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Host
     run = hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
     test = examples(task.test, "the test set")
-    return HostSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, test)
+    return ShardSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, test)
 
 
 @contextmanager
-def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bool) -> Iterator[RunFolder | None]:
+def _opened(out: str | Path | None, setup: ShardSetup, layout: Layout, resume: bool) -> Iterator[RunFolder | None]:
     """The run folder, if one is asked for."""
     if out is None:
         yield None
@@ -134,23 +141,27 @@ def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bo
 
 
 @contextmanager
-def _computing(setup: HostSetup, parameters: int, folder: RunFolder | None, tap: Tap | None) -> Iterator["Course[Any]"]:
+def _computing(
+    setup: ShardSetup, parameters: int, folder: RunFolder | None, tap: Tap | None, given: Backend | None
+) -> Iterator["Course[Any]"]:
     """The clients at work; after that, this process has as many threads as before."""
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(torch.set_num_threads, torch.get_num_threads())
         afterwards.callback(kernels.set_threads, kernels.get_threads())
         set_threads(setup.speed)
         setup = _with_engine(setup, folder)
-        course: Alone | Federated
-        if setup.config.algorithm in BASELINES:
-            course = Alone(setup, LoneHosts(setup))
-        else:
-            course = Federated.begun(setup, parameters, tap)
-        afterwards.callback(course.hosts.stop)
-        yield course
+        backend = given or afterwards.enter_context(open_backend(setup.speed))
+        try:
+            if setup.config.algorithm in BASELINES:
+                yield Alone(setup, LoneClients(setup, backend))
+            else:
+                yield Federated.begun(setup, parameters, backend, tap)
+        except BaseException:  # also Ctrl-C: workers may have answers under way that the next run must not get
+            backend.stop()
+            raise
 
 
-def _with_engine(setup: HostSetup, folder: RunFolder | None) -> HostSetup:
+def _with_engine(setup: ShardSetup, folder: RunFolder | None) -> ShardSetup:
     """The set-up with the engine that the run began with, or that is chosen now, once for all workers."""
     speed, config = setup.speed, setup.config
     engine = folder.engine(speed.engine) if folder else None
@@ -171,8 +182,8 @@ class Course(Protocol[End]):
     """A run on its way from round to round: `Federated` by the protocol, or every client `Alone`."""
 
     @property
-    def hosts(self) -> Backend[End]:
-        """The clients."""
+    def clients(self) -> Population[End]:
+        """All of them."""
 
     @property
     def secret(self) -> bool:
@@ -198,16 +209,16 @@ class Course(Protocol[End]):
 class Federated:
     """A run of the protocol. Server and clients are saved together, after each round."""
 
-    hosts: Hosts
+    clients: Clients
     server: Server
 
     @classmethod
-    def begun(cls, setup: HostSetup, parameters: int, tap: Tap | None) -> "Federated":
+    def begun(cls, setup: ShardSetup, parameters: int, backend: Backend, tap: Tap | None) -> "Federated":
         """Clients and a server that have not met yet."""
         config = setup.config
         upload_size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
         roster = simulated_roster(RunSeed(config.seed), config.clients)
-        return cls(Hosts(setup, roster, tap), new_server(config, setup.run, upload_size))
+        return cls(Clients(setup, roster, backend, tap), new_server(config, setup.run, upload_size))
 
     @property
     def secret(self) -> bool:
@@ -216,10 +227,11 @@ class Federated:
 
     def rounds(self) -> Iterator[Trained]:
         """The rounds that are left."""
-        carrier, store = HostCarrier.of(self.server, self.hosts), NoStore()
+        carrier, store = SimulatedCarrier.of(self.server, self.clients), NoStore()
         self.server = begin(self.server, carrier, store, self.server.config.clients)
         for closed in rounds(self.server, carrier, store, seeded_coins):
             self.server, report = closed.server, closed.report
+            self.clients.close_round()
             if report.void:
                 _log.warning("round %d was given up: %s", self.server.round, report.void)
             count = len(report.participants)
@@ -234,17 +246,20 @@ class Federated:
 
     def last_traffic(self) -> Traffic:
         """Of what all clients are told at the end."""
-        return Traffic.of(self.ends(range(self.server.config.clients)), {})
+        total, clients = Traffic(), range(self.server.config.clients)
+        for first in range(0, len(clients), _PORTION):  # all packets at once may be large
+            total = total.plus(Traffic.of(self.ends(clients[first : first + _PORTION]), {}))
+        return total
 
     def take_up(self, folder: RunFolder) -> Progress:
         """Go on after the last round that is in a folder."""
-        progress = folder.load(self.hosts)
+        progress = folder.load(self.clients)
         self.server = folder.load_server(self.server, progress.checkpoint)
         return progress
 
     def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
         """Write a round into a folder."""
-        folder.save(self.hosts, record, seconds, self.server)
+        folder.save(self.clients, record, seconds, self.server)
 
 
 def seeded_coins(server: Server) -> Coins:
@@ -255,10 +270,11 @@ def seeded_coins(server: Server) -> Coins:
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
-def _measured(config: Resolved, trained: Trained, course: Course[End]) -> RoundRecord:
-    """What is recorded of a round, with the scores of its models."""
-    began = time.monotonic()
-    evaluation = evaluate(config, course, all_clients=trained.round == config.rounds)
+def _measured(setup: ShardSetup, trained: Trained, course: Course[End]) -> RoundRecord:
+    """What is recorded of a round, with the scores of its models if it is the turn of this round, or the last."""
+    began, last = time.monotonic(), trained.round == setup.config.rounds
+    due = last or trained.round % setup.speed.eval_every == 0
+    evaluation = evaluate(setup.config, course, all_clients=last) if due else None
     return RoundRecord(**trained._asdict(), evaluation=evaluation, evaluation_seconds=time.monotonic() - began)
 
 
@@ -268,6 +284,8 @@ def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float
     With noise a bad model may be all that can be had, so only one that is none is refused (it is made of noised sums,
     so this tells nothing more). With a ball a stop would tell of a client's data: it is only logged.
     """
+    if record.evaluation is None:
+        return
     loss = record.evaluation.delivered.loss
     if math.isfinite(loss) and loss <= _DIVERGED * (1 + abs(untrained)):
         return
@@ -284,14 +302,14 @@ def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float
 
 def evaluate(config: Resolved, course: Course[End], all_clients: bool) -> Evaluation:
     """Score the models of the last completed round: what would be delivered if the run ended now."""
-    hosts, chosen = course.hosts, delivering_client(config)
+    clients, chosen = course.clients, delivering_client(config)
     if method_of(config).delivers == "consensus":
-        delivered = hosts.score(course.ends([chosen]))[chosen]
+        delivered = clients.score(course.ends([chosen]))[chosen]
         same = delivered.accuracy
         return Evaluation(delivered, delivered, same, same, same)
     ends = course.ends(range(config.clients))
-    scores = hosts.score(ends if all_clients else {chosen: ends[chosen]})
-    average = hosts.score_model(hosts.average(ends))
+    scores = clients.score(ends if all_clients else {chosen: ends[chosen]})
+    average = clients.score_model(clients.average(ends))
     if not all_clients:
         return Evaluation(scores[chosen], average)
     accuracies = [score.accuracy for score in scores.values()]
@@ -306,14 +324,14 @@ def delivering_client(config: Resolved) -> int:
 
 def _finish(
     course: Course[End],
-    setup: HostSetup,
+    setup: ShardSetup,
     records: list[RoundRecord],
     parameters: int,
     privacy: tuple[Guarantee, ...],
     seconds: float,
 ) -> RunResult:
     chosen = delivering_client(setup.config)
-    model = course.hosts.final_models(course.ends([chosen]))[chosen]
+    model = course.clients.final_models(course.ends([chosen]))[chosen]
     examples_held = sum(len(data.y) for data in setup.data.values())
     return RunResult(
         config=setup.config,
@@ -326,6 +344,6 @@ def _finish(
         model=model,
         seconds=seconds,
         images_per_round=examples_held * setup.config.local_epochs * setup.config.participation,
-        peak_rss_mb=course.hosts.peak_memory(),
-        state=course.hosts.state(model),
+        peak_rss_mb=course.clients.peak_memory(),
+        state=course.clients.state(model),
     )

@@ -1,13 +1,15 @@
-"""Where simulated clients live: in this process, or spread over worker processes.
+"""All clients of a simulation, in shards: what one worker holds is a `Shard`, all of them are a `Population`.
 
-A `Host` keeps the states of its clients. A `Backend` is all hosts of a run, one here or several in processes of their
-own. What clients do is for those who derive from the two: `hosts` for the protocol, `alone` for every client by itself.
+What clients do is for those who derive from the two: `clients` for the protocol, `alone` for every client by itself.
 """
 
 import functools
 import hashlib
 import itertools
+import os
+import platform
 import resource
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
+from fedrp.backends.workers import Backend
 from fedrp.config.run import Resolved
 from fedrp.config.speed import Speed
 from fedrp.files import SHARED, write_content, writing
@@ -27,7 +30,7 @@ from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import LocalModel
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
-from fedrp.simulation.processes import Worker
+from fedrp.simulation.holdings import Holdings
 from fedrp.types import Vector
 
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
@@ -36,8 +39,8 @@ _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 End = TypeVar("End")  # what a client must be told to end with its final model: a packet, or None where nobody is told
 
 
-class HostSetup(NamedTuple):
-    """All that a host is built from; sent once to a worker."""
+class ShardSetup(NamedTuple):
+    """All that a shard is built from; sent once to its worker. Before it is divided, it is of all clients."""
 
     config: Resolved
     speed: Speed  # with the engine that was chosen: the same for all workers
@@ -46,7 +49,7 @@ class HostSetup(NamedTuple):
     loss: Loss
     correct: Correct
     groups: dict[int, list[int]]  # group number -> its clients
-    data: dict[int, Examples]
+    data: Mapping[int, Examples]
     test: Examples
 
 
@@ -55,6 +58,13 @@ class GroupSum(NamedTuple):
 
     group: int
     total: Vector
+
+
+class Peak(NamedTuple):
+    """Largest resident size of a process so far."""
+
+    process: tuple[str, int]  # machine and process id
+    megabytes: float
 
 
 def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
@@ -67,14 +77,15 @@ def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
     return {group: list(range(first, last)) for group, (first, last) in enumerate(pairs)}
 
 
-# --- in one process --------------------------------------------------------------------------------------------------
+# --- of one worker ---------------------------------------------------------------------------------------------------
 
 
-class Host(ABC, Generic[End]):
-    """The clients of one process: their final models, and files of their states."""
+class Shard(ABC, Generic[End]):
+    """The clients of one worker: their final models, and files of their states."""
 
-    def __init__(self, setup: HostSetup, model: LocalModel) -> None:
+    def __init__(self, setup: ShardSetup, model: LocalModel) -> None:
         self._setup, self._model = setup, model
+        self._changed = set(setup.groups)  # whose states `changed` has not told of
 
     @abstractmethod
     def final_model(self, client: int, end: End) -> Vector:
@@ -87,6 +98,14 @@ class Host(ABC, Generic[End]):
     @abstractmethod
     def take_up(self, path: Path) -> None:
         """Go on with the states in a file that `packed` made."""
+
+    @abstractmethod
+    def close_round(self) -> None:
+        """Let go of what only the round that is over needed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove what is on disk."""
 
     def score(self, ends: Mapping[int, End]) -> dict[int, Score]:
         """Score the clients' final models."""
@@ -113,32 +132,50 @@ class Host(ABC, Generic[End]):
         return {client: self.final_model(client, end) for client, end in ends.items()}
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write the states of all clients, a file per group; the caller syncs the folder.
-
-        Returns:
-            The SHA-256 sums of the files, by name.
-        """
-        sums = {}
-        for group, members in self._setup.groups.items():
-            path = _group_file(folder, group)
-            data = self.packed(members)
-            with writing(path):  # here and not at the caller, who may be in another process
-                write_content(path, data, SHARED)
-            sums[path.name] = hashlib.sha256(data).hexdigest()
-        return sums
+        """Write the states of all clients, a file per group, see `write_group`."""
+        return dict(write_group(folder, group, self.packed(members)) for group, members in self._setup.groups.items())
 
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""
         for group in self._setup.groups:
-            self.take_up(_group_file(folder, group))
+            self.take_up(group_file(folder, group))
 
-    def peak_memory(self) -> float:
-        """Largest resident size of this process so far, in MB."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    def changed(self) -> dict[int, bytes]:
+        """The states of all clients in groups where a state changed since the last call, packed, by group."""
+        found = {group: self.packed(self._setup.groups[group]) for group in sorted(self._changed)}
+        self._changed.clear()
+        return found
+
+    def restore(self, groups: Mapping[int, bytes]) -> None:
+        """Take up states that `changed` packed."""
+        with tempfile.TemporaryDirectory(prefix="fedrp-") as folder:
+            for group, data in groups.items():
+                path = group_file(Path(folder), group)
+                path.write_bytes(data)
+                self.take_up(path)
+
+    def peak_memory(self) -> Peak:
+        """Of this process."""
+        return peak_memory()
 
 
-def _group_file(folder: Path, group: int) -> Path:
+def group_file(folder: Path, group: int) -> Path:
+    """Where the states of a group are."""
     return folder / f"clients-{group:04d}.safetensors"
+
+
+def write_group(folder: Path, group: int, data: bytes) -> tuple[str, str]:
+    """Write the states of a group; the caller syncs the folder. Returns the file's name and SHA-256 sum."""
+    path = group_file(folder, group)
+    with writing(path):  # here and not at the caller, who may be in another process
+        write_content(path, data, SHARED)
+    return path.name, hashlib.sha256(data).hexdigest()
+
+
+def peak_memory() -> Peak:
+    """Of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Peak((platform.node(), os.getpid()), used)
 
 
 def set_threads(speed: Speed) -> None:
@@ -147,38 +184,31 @@ def set_threads(speed: Speed) -> None:
     kernels.set_threads(speed.threads)
 
 
-# --- in all processes ------------------------------------------------------------------------------------------------
+MakeShard = Callable[[ShardSetup], Shard[End]]
 
 
-MakeHost = Callable[[HostSetup], Host[End]]
-
-
-def hosted(make: MakeHost[End], setup: HostSetup) -> Host[End]:
-    """A host that has its process for itself."""
+def made(make: MakeShard[End], setup: ShardSetup) -> Shard[End]:
+    """A shard in a process that computes with the configured number of threads."""
     set_threads(setup.speed)
     return make(setup)
 
 
-class Backend(Generic[End]):
-    """All clients of a simulation, wherever they live. Calls go to all workers at once."""
+# --- of all workers --------------------------------------------------------------------------------------------------
 
-    def __init__(self, setup: HostSetup, make: MakeHost[End]) -> None:
+
+class Population(Generic[End]):
+    """All clients of a simulation, wherever they are. Calls go to all workers at once."""
+
+    def __init__(self, setup: ShardSetup, make: MakeShard[End], backend: Backend) -> None:
         count = min(setup.speed.workers, len(setup.groups))
-        self._owner: dict[int, int] = {}
-        shares = []
-        for worker in range(count):
-            groups = {g: members for g, members in setup.groups.items() if g % count == worker}
-            clients = [client for members in groups.values() for client in members]
-            self._owner.update(dict.fromkeys(clients, worker))
-            shares.append(setup._replace(groups=groups, data={c: setup.data[c] for c in clients}))
-        self._local = make(setup) if count == 1 else None
-        self._workers: list[Worker] = []
-        try:
-            for share in shares if count > 1 else ():
-                self._workers.append(Worker(functools.partial(hosted, make, share)))
-        except BaseException:  # also Ctrl-C: those that have started must not stay
-            self.stop()
-            raise
+        self._workers = backend.workers(count)
+        self._groups = [{g: members for g, members in setup.groups.items() if g % count == w} for w in range(count)]
+        self._owner = {c: w for w, groups in enumerate(self._groups) for members in groups.values() for c in members}
+        holdings = Holdings(setup.data)
+        for number, (worker, groups) in enumerate(zip(self._workers, self._groups, strict=True)):
+            clients = [client for client, owner in self._owner.items() if owner == number]
+            own = holdings.near(clients) if worker.kept is None else holdings.far(clients)
+            worker.begin(functools.partial(made, make, setup._replace(groups=groups, data=own)))
 
     def score(self, ends: Mapping[int, End]) -> dict[int, Score]:
         """Scores of clients' final models."""
@@ -203,41 +233,50 @@ class Backend(Generic[End]):
         """Clients' final models."""
         return {c: m for part in self._each("final_models", ends) for c, m in part.items()}
 
+    def close_round(self) -> None:
+        """A round is over: workers let go of what it needed, and one that is lost is replaced as of now."""
+        self._all("close_round")
+        for worker in self._workers:
+            worker.keep()
+
     def save(self, folder: Path) -> dict[str, str]:
         """Write all clients' states into a folder; returns the SHA-256 sums of the files, by name."""
-        return {name: digest for part in self._all("save", folder) for name, digest in part.items()}
+        near = [worker for worker in self._workers if worker.kept is None]
+        for worker in near:
+            worker.send("save", folder)
+        sums: dict[str, str] = {}
+        for worker in self._workers:  # those far away have no disk in common with us
+            sums.update(write_group(folder, group, data) for group, data in (worker.kept or {}).items())
+        for worker in near:
+            sums |= worker.receive()
+        return sums
 
     def load(self, folder: Path) -> None:
         """Read all clients' states from a folder."""
-        self._all("load", folder)
+        for worker, groups in zip(self._workers, self._groups, strict=True):
+            if worker.kept is None:
+                worker.send("load", folder)
+            else:
+                worker.send("restore", {group: group_file(folder, group).read_bytes() for group in groups})
+        for worker in self._workers:
+            worker.receive()
 
     def peak_memory(self) -> float:
-        """Sum of the largest resident sizes of all processes of this run, in MB."""
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return own + sum(self._all("peak_memory")) if self._workers else own
-
-    def stop(self) -> None:
-        """End the worker processes."""
-        for worker in self._workers:
-            worker.stop()
+        """Sum of the largest resident sizes so far of all processes of this run, in MB."""
+        peaks: dict[tuple[str, int], float] = dict([peak_memory(), *self._all("peak_memory")])  # each process once
+        return sum(peaks.values())
 
     def _any(self, method: str, *arguments: object) -> Any:
-        if self._local:
-            return getattr(self._local, method)(*arguments)
         self._workers[0].send(method, *arguments)
         return self._workers[0].receive()
 
     def _all(self, method: str, *arguments: object) -> list[Any]:
-        if self._local:
-            return [getattr(self._local, method)(*arguments)]
         for worker in self._workers:
             worker.send(method, *arguments)
         return [worker.receive() for worker in self._workers]
 
     def _each(self, method: str, told: Mapping[int, object]) -> list[Any]:
-        """Ask every host, telling it what is for its own clients."""
-        if self._local:
-            return [getattr(self._local, method)(told)]
+        """Ask every shard, telling it what is for its own clients."""
         for number, worker in enumerate(self._workers):
             worker.send(method, {c: item for c, item in told.items() if self._owner[c] == number})
         return [worker.receive() for worker in self._workers]
