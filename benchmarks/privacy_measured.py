@@ -36,6 +36,7 @@ from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts, HostSetup, grouped, set_threads
 from fedrp.simulation.carrier import HostCarrier
 from fedrp.simulation.identities import simulated_roster
+from fedrp.types import Packets
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "privacy"
@@ -71,15 +72,21 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    hosts = Hosts(HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test))
+    setup = HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test)
+    replies: Packets = {}  # of the last exchange: where all clients fit into a wave and none is away, of a round
+
+    def tap(_sent: Packets, came: Packets) -> None:
+        replies.clear()
+        replies.update(came)
+
+    hosts = Hosts(setup, tap)
     size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
     server = new_server(config, run, size)
     carrier = HostCarrier.of(server, hosts)
     server = begin(server, carrier, NoStore(), config.clients)
     for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):
-        replies = closed.answers.replies
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
-        models = hosts.final_models(server_side.finish(closed.server, tuple(replies)))
+        models = hosts.final_models(dict(server_side.finish(closed.server, tuple(replies))))
         seen = (np.stack(vectors).astype(np.float64) for vectors in (sent, list(models.values())))
         yield Seen(closed.server.round, *seen)
 

@@ -26,6 +26,7 @@ from fedrp.protocol import client as client_side
 from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client_state import Client
+from fedrp.protocol.tally import take_correction
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy
@@ -375,14 +376,15 @@ class Weather(Parties):
         server = self.run.server
         if not server.participants:
             return
-        replies = self.run.read(self.arrived)
+        tally = self.run.tallied(self.arrived)
         try:
-            self.run.server, requests = server_side.recover(server, replies)
+            self.run.server, requests = server_side.recover(server, tally)
             self._save()
             answers = {c: self.ask(c, packet) for c, packet in requests.items() if c not in silent}
             assert None not in answers.values(), "a client refuses a recovery that an honest server asks for"
-            corrections = self.run.read({client: reply or b"" for client, reply in answers.items()})
-            closed, report = server_side.close_round(self.run.server, replies, corrections)
+            for client, reply in answers.items():
+                take_correction(self.run.server, tally, client, reply or b"")
+            closed, report = server_side.close_round(self.run.server, tally)
         except QuorumError:
             self.reach("a round that stays open")
             return

@@ -25,7 +25,11 @@ class Reach(NamedTuple):
     norm: float = math.inf
 
 
-def no_certificate(_config: Resolved, _uploads: Sequence[Vector]) -> float | None:
+# From the uploads of a round, an upper bound on the distance of any two clients' models.
+Certificate = Callable[[Sequence[Vector]], float]
+
+
+def no_certificate(_config: Resolved) -> Certificate | None:
     """Where uploads tell nothing of how far apart the clients' models are."""
     return None
 
@@ -46,8 +50,7 @@ class ServerSide:
     scale: Callable[[Resolved, Vector | None, Call], Scale]  # of an upload to be masked, from the last aggregate
     reach: Callable[[Resolved, int, int], Reach]  # of the aggregate of a round with so many numbers
     divisor: Callable[[Resolved], float | None] = total_weight  # of the sum of uploads; None: their weight
-    # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
-    certify: Callable[[Resolved, Sequence[Vector]], float | None] = no_certificate
+    certificate: Callable[[Resolved], Certificate | None] = no_certificate  # needs every upload by itself
     round_keys: bool = False  # clients share round keys that the server must not know
     exchanges: bool = True  # False: clients never talk
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedrp.algorithms.client_dp import averaged, expected_number, extra_numbers, noised_reach, noised_scale
 from fedrp.algorithms.server_side import (
+    Certificate,
     Reach,
     ServerSide,
     full_vector,
@@ -89,15 +90,18 @@ FEDAVG_DP = ServerSide(
 # --- FedRP -----------------------------------------------------------------------------------------------------------
 
 
-def _certify(config: Resolved, uploads: Sequence[Vector]) -> float | None:
-    """Theorem 1: how far apart the clients' models can be, from their projections; Gaussian matrices only."""
-    if config.projection != "gaussian":
-        return None
+def _certificate(config: Resolved) -> Certificate | None:
+    """Theorem 1 for Gaussian matrices; of others it says nothing."""
+    return _certified if config.projection == "gaussian" else None
+
+
+def _certified(uploads: Sequence[Vector]) -> float:
+    """Theorem 1: how far apart the clients' models can be, from their projections."""
     return consensus_certificate(np.stack(uploads), CERTIFICATE_CONFIDENCE).exact
 
 
 FEDRP = ServerSide(  # remembers: the model and the dual variable
-    "own", projected_vector, mean_only, stated_range, within_range, certify=_certify, round_keys=True
+    "own", projected_vector, mean_only, stated_range, within_range, certificate=_certificate, round_keys=True
 )
 
 

@@ -240,8 +240,8 @@ class Mechanism:
         server = begin(server, carrier, store, config.clients)
         for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
             if not config.secure_aggregation:
-                replies = closed.answers.replies
-                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
+                heard = carrier.heard
+                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
             run.aggregates.append(_payload(news, Kind.AGGREGATE, size, closed.server.round))
         return run

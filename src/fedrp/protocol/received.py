@@ -1,63 +1,42 @@
-"""What the server makes of the replies of a round: which uploads can be used, and what cannot be mended."""
+"""What the server makes of the tally of a round: which uploads can be used, and what cannot be mended."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from fedrp.algorithms import cohort
 from fedrp.crypto import secure_aggregation
-from fedrp.errors import ProtocolError, WireError
-from fedrp.protocol import wire
-from fedrp.protocol.server_state import Complaint, Replies, Server, call_of, only_message
-from fedrp.protocol.wire import Kind, Message
+from fedrp.protocol.server_state import Complaint, Server
+from fedrp.protocol.tally import Tally
 
 _MOST_COMPLAINTS = 3  # of one client that a round is given up for: a client that always complains must not stop a run
 
 
-def outstanding(server: Server, replies: Replies) -> frozenset[int]:
+def outstanding(server: Server, tally: Tally) -> frozenset[int]:
     """The participants of the open round who have sent nothing that can be used, and nothing that never will be."""
-    received = received_of(server, replies)
-    return frozenset(server.participants) - set(received.uploads) - received.differing
+    received = received_of(server, tally)
+    return frozenset(server.participants) - received.uploads - received.differing
 
 
 class Received(NamedTuple):
     """The replies of a round, sorted."""
 
-    uploads: dict[int, Message]  # that can be used
+    uploads: frozenset[int]  # whose upload can be used
     refused: dict[int, str]
     differing: frozenset[int]  # whose copy of the common model is not everyone's
     complaints: tuple[Complaint, ...]
-    valid: frozenset[int]  # who took part in this round as the others did, whether it is summed or not
 
 
-def received_of(server: Server, replies: Replies) -> Received:
-    """The uploads among the replies, sorted into those that can be used and those that cannot."""
-    round_, secure = server.round + 1, server.config.secure_aggregation
-    uploads: dict[int, Message] = {}
-    refused: dict[int, str] = {}
-    complaints = []
-    for client in sorted(replies):
-        try:
-            for complaint in wire.messages_of(replies[client].messages, Kind.COMPLAINT):
-                complaints.append(Complaint(client, complaint.weight, complaint.round))
-                raise ProtocolError(f"it cannot use the key of round {complaint.round} from client {complaint.weight}")
-            message = only_message(replies[client], Kind.UPLOAD, client)
-            if message.round != round_ or client not in server.participants:
-                raise ProtocolError(f"upload for round {message.round}, expected round {round_}")
-            (wire.words if secure else wire.vector)(message, server.upload_size)
-            if message.weight != call_of(server, (client,)).weights[0]:
-                raise ProtocolError(f"client {client} sent another weight than it said hello with")
-            uploads[client] = message
-        except (WireError, ProtocolError) as error:
-            refused[client] = str(error)
-    apart = _apart(server, uploads)
+def received_of(server: Server, tally: Tally) -> Received:
+    """The uploads of a tally, sorted into those that can be used and those that cannot."""
+    refused = {client: tally.refused[client] for client in sorted(tally.refused)}
+    complaints = tuple(tally.complaints[client] for client in sorted(tally.complaints))
+    apart = _apart(tally)
     replays = server.algorithm.memory == "history"
-    for client in apart:
+    for client in sorted(apart):
         refused[client] = "its copy of the common model differs; it will be told to rebuild it"
         if not replays:
             refused[client] = "its history of this run is not that of the others, so its masks do not cancel"
-        del uploads[client]
-    return Received(uploads, refused, apart if replays else frozenset(), tuple(complaints), frozenset(uploads))
+    return Received(frozenset(tally.uploads) - apart, refused, apart if replays else frozenset(), complaints)
 
 
 def complaints_of(server: Server, received: Received) -> tuple[Complaint, ...]:
@@ -91,11 +70,10 @@ def is_lost(server: Server, received: Received) -> bool:
     return hopeless and len(received.uploads) + len(received.differing) >= needed
 
 
-def _apart(server: Server, uploads: Mapping[int, Message]) -> frozenset[int]:
+def _apart(tally: Tally) -> frozenset[int]:
     """Clients whose fingerprint is not the most frequent one; all of them, if two are."""
-    memory = server.algorithm.memory
-    if memory == "aggregate" or (memory == "own" and not server.config.secure_aggregation):
-        return frozenset()  # nothing that they remember needs to be the same
-    counts = Counter(message.fingerprint for message in uploads.values()).most_common(2)
-    tied = len(counts) == 2 and counts[0][1] == counts[1][1]  # nobody knows who is right
-    return frozenset(client for client, message in uploads.items() if tied or message.fingerprint != counts[0][0])
+    if len(tally.sums) < 2:
+        return frozenset()
+    counts = Counter(tally.uploads.values()).most_common(2)
+    tied = counts[0][1] == counts[1][1]  # nobody knows who is right
+    return frozenset(client for client, mark in tally.uploads.items() if tied or mark != counts[0][0])

@@ -17,9 +17,9 @@ from fedrp.compression import grid
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import quorum, wire
-from fedrp.protocol.aggregate import trimmed_mean, weighted_mean
+from fedrp.protocol.aggregate import divided, trimmed_mean
 from fedrp.protocol.history import require_reachable
-from fedrp.protocol.news import news
+from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.received import complaints_of, is_lost, received_of
 from fedrp.protocol.server_state import (
     Dealt,
@@ -30,10 +30,12 @@ from fedrp.protocol.server_state import (
     call_of,
     distrusted,
     message_of,
+    next_dealer,
     only_message,
 )
-from fedrp.protocol.wire import EMPTY, Kind, Message
-from fedrp.types import Packets, Vector
+from fedrp.protocol.tally import Tally, total_of
+from fedrp.protocol.wire import EMPTY, Kind
+from fedrp.types import Packets, Vector, Words
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
 Coins = npt.NDArray[np.float64]  # per client
@@ -44,7 +46,7 @@ class RoundReport(NamedTuple):
 
     participants: tuple[int, ...]
     refused: Mapping[int, str]  # client -> why its reply was not used
-    consensus_bound: float | None = None  # no two participants' models are further apart, see `Algorithm.certify`
+    consensus_bound: float | None = None  # no two participants' models are further apart, see `ServerSide.certificate`
     void: str = ""  # why the round was given up, if it was
 
 
@@ -90,8 +92,8 @@ def take_keys(server: Server, replies: Replies) -> Server:
     return dataclasses.replace(server, dealt=dealt)
 
 
-def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
-    """Who takes part in the next round, and what each of them is sent.
+def open_round(server: Server, coins: Coins) -> tuple[Server, Mapping[int, bytes]]:
+    """Who takes part in the next round, and what each of them is sent; packets are made when they are asked for.
 
     `coins` are one number in [0, 1) per client, which must not depend on anything that was sent. They are not looked at
     for a round that was opened before: whoever was chosen stays chosen. So keep the returned server.
@@ -105,20 +107,17 @@ def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
         return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
     listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
     call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
-    packets = {}
-    for client in participants:
-        messages = [*news(server, client, round_), call]
-        if client == _next_dealer(server, participants, round_):
-            messages.append(message_of(server, Kind.DEAL_REQUEST, round_ + 1))
-        packets[client] = wire.encode(messages)
+    dealer = next_dealer(server, participants, round_)
+    also = {} if dealer is None else {dealer: message_of(server, Kind.DEAL_REQUEST, round_ + 1)}
+    packets = packets_with_news(server, participants, round_, call, also)
     return dataclasses.replace(server, participants=participants), packets
 
 
-def recover(server: Server, replies: Replies) -> tuple[Server, Packets]:
-    """What must still be asked before a round with these replies can be closed: mostly nothing.
+def recover(server: Server, tally: Tally) -> tuple[Server, Packets]:
+    """What must still be asked before a round with this tally can be closed: mostly nothing.
 
-    Only where uploads are masked and some are missing, those whose uploads are summed must help; their answers go into
-    `close_round`. Keep the returned server: asked for once, the set of those left out stays.
+    Only where uploads are masked and some are missing, those whose uploads are summed must help; the tally takes their
+    answers (`take_correction`). Keep the returned server: asked for once, the set of those left out stays.
 
     Raises:
         QuorumError: too few uploads. The round can be opened again, unless a recovery was begun.
@@ -126,21 +125,21 @@ def recover(server: Server, replies: Replies) -> tuple[Server, Packets]:
     if not server.config.secure_aggregation:
         return server, {}
     call = call_of(server, server.participants)
-    received = received_of(server, replies)
+    received = received_of(server, tally)
     missing = [client for client in call.clients if client not in received.uploads]
     if not server.left_out and (not missing or is_lost(server, received) or complaints_of(server, received)):
         return server, {}
     try:
-        left_out = server.left_out or quorum.choose_left_out(server.config, call, missing)
+        left_out = server.left_out or quorum.choose_left_out(server.config, call, missing, server.round + 1)
     except QuorumError as error:
         raise QuorumError(f"round {server.round + 1}: {error}{_reasons(received.refused)}") from None
     request = message_of(server, Kind.RECOVER, server.round + 1, np.array(left_out, np.uint32))
-    packets = {client: wire.encode([request]) for client in call.clients if client not in left_out}
-    return dataclasses.replace(server, left_out=left_out), packets
+    helpers = [client for client in call.clients if client not in left_out and client not in tally.corrected]
+    return dataclasses.replace(server, left_out=left_out), dict.fromkeys(helpers, wire.encode([request]))
 
 
-def close_round(server: Server, replies: Replies, corrections: Replies | None = None) -> tuple[Server, RoundReport]:
-    """Aggregate the uploads of the open round; `corrections` are the answers to `recover`.
+def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
+    """Aggregate the uploads of the open round, from its tally, which stays as it is.
 
     A round can be given up (`RoundReport.void`): it counts, has no aggregate, and whatever it has cost in privacy is
     spent. That happens where uploads are too few only because clients' copies of the common model differ (they are told
@@ -158,10 +157,10 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
     round_ = server.round + 1
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
-    received = received_of(server, replies)
-    uploads, refused, differing = received.uploads, received.refused, received.differing
+    received = received_of(server, tally)
+    uploads, refused, differing = received.uploads - set(server.left_out), received.refused, received.differing
     for client in server.left_out:
-        if uploads.pop(client, None):
+        if client in received.uploads:
             refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
     lost = not server.left_out and is_lost(server, received)
     complained = () if server.left_out else complaints_of(server, received)
@@ -181,7 +180,7 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
     elif lost:
         outcome = _Outcome(void="too few copies of the common model agree")
     else:
-        outcome = _aggregated(server, uploads, corrections or {})
+        outcome = _aggregated(server, tally, uploads)
     if outcome.void and not complained and round_ - server.latest >= _MOST_VOID:
         raise ProtocolError(f"{_MOST_VOID} rounds in a row were given up, the last because {outcome.void}")
     aggregates = dict(server.aggregates)
@@ -193,17 +192,16 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
         participants=(),
         left_out=(),
         # Also who was left out of the sum has moved on.
-        last_seen=tuple(round_ if client in received.valid else last for client, last in enumerate(server.last_seen)),
-        differing=server.differing - received.valid | differing,
+        last_seen=tuple(round_ if client in received.uploads else last for client, last in enumerate(server.last_seen)),
+        differing=server.differing - received.uploads | differing,
         aggregates=aggregates,
         complaints=(*server.complaints, *complained),
         dealt={r: d for r, d in server.dealt.items() if r not in {c.round for c in complained}},
     )
-    dealer = _next_dealer(server, server.participants, round_)
-    if dealer is not None and dealer in {*received.valid, *differing}:  # also if it is not summed, it deals
+    if tally.dealer is not None and tally.dealer in received.uploads | differing:  # also if it is not summed, it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
-            closed = take_keys(closed, {dealer: replies[dealer]})
-    counted = () if outcome.void else tuple(uploads)
+            closed = take_keys(closed, {tally.dealer: Reply(tally.dealt)})
+    counted = () if outcome.void else tuple(sorted(uploads))
     return _pruned(closed), RoundReport(counted, refused, outcome.consensus_bound, outcome.void)
 
 
@@ -213,52 +211,44 @@ class _Outcome(NamedTuple):
     void: str = ""  # why there is no aggregate
 
 
-def _aggregated(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> _Outcome:
-    round_, certified = server.round + 1, None
-    if server.config.secure_aggregation:
-        mean, weight = _unmasked(server, uploads, corrections)
+def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outcome:
+    config, round_, certified = server.config, server.round + 1, None
+    weight = float(sum(call_of(server, tuple(uploads)).weights))
+    divisor = server.algorithm.divisor(config) or weight
+    if config.secure_aggregation:
+        call, previous = call_of(server, server.participants), server.aggregates.get(server.latest)
+        step = server.algorithm.scale(config, previous, call).step
+        mean = grid.decode(_unmasked(server, tally, uploads), divisor, step)
     else:
-        vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
-        weights = [float(message.weight) for message in uploads.values()]
-        share, weight = server.config.trimmed_share, sum(weights)
-        if share:
-            mean = trimmed_mean(vectors, share)
-        else:
-            mean = weighted_mean(vectors, weights, server.algorithm.divisor(server.config))
-        certified = server.algorithm.certify(server.config, vectors)
+        each = [tally.whole[client] for client in sorted(uploads & tally.whole.keys())]
+        share, certificate = config.trimmed_share, server.algorithm.certificate(config)
+        mean = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
+        certified = certificate(each) if certificate else None
     past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
-    aggregate = server.algorithm.aggregate(server.config, past, mean, weight)
+    aggregate = server.algorithm.aggregate(config, past, mean, weight)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     try:  # clients would refuse it
-        require_reachable(aggregate, server.algorithm.reach(server.config, round_, server.upload_size), round_)
+        require_reachable(aggregate, server.algorithm.reach(config, round_, server.upload_size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))
     return _Outcome(aggregate, certified)
 
 
-def _unmasked(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> tuple[Vector, float]:
-    """The weighted mean of masked uploads, and their weight."""
-    call = call_of(server, server.participants)
-    if set(uploads) != set(call.clients) - set(server.left_out):
+def _unmasked(server: Server, tally: Tally, uploads: frozenset[int]) -> Words:
+    """The sum of masked uploads, of which no mask is left."""
+    if uploads != frozenset(server.participants) - set(server.left_out):
         raise QuorumError(f"round {server.round + 1}: masked uploads are incomplete, ask `recover` how to go on")
-    total = np.zeros(server.upload_size, np.uint32)
-    for client, message in uploads.items():
-        total += wire.words(message, server.upload_size)
-        if server.left_out:
-            try:
-                answer = only_message(corrections.get(client, Reply(())), Kind.CORRECTION, client)
-                if answer.round != server.round + 1:
-                    raise ProtocolError(f"a correction of round {answer.round}")
-                total -= wire.words(answer, server.upload_size)
-            except (WireError, ProtocolError) as error:
-                raise QuorumError(
-                    f"round {server.round + 1}: client {client} did not help to recover it ({error}): ask it again"
-                ) from None
-    previous = server.aggregates.get(server.latest)
-    step = server.algorithm.scale(server.config, previous, call).step
-    weight = float(call.weight_of(uploads))
-    return grid.decode(total, server.algorithm.divisor(server.config) or weight, step), weight
+    total = total_of(server, tally, uploads)
+    if not server.left_out:
+        return total
+    if lacking := sorted(uploads - tally.corrected):
+        why = tally.uncorrected.get(lacking[0], "no answer")
+        raise QuorumError(
+            f"round {server.round + 1}: client {lacking[0]} did not help to recover it ({why}): ask it again"
+        )
+    corrected: Words = total - tally.corrections
+    return corrected
 
 
 def _reasons(refused: Mapping[int, str]) -> str:
@@ -286,12 +276,12 @@ def _to_be_dealt(server: Server) -> tuple[int, ...]:
     return (server.round + 1,) if server.aggregates else (0, server.round + 1)
 
 
-def finish(server: Server, clients: tuple[int, ...]) -> Packets:
+def finish(server: Server, clients: tuple[int, ...]) -> Mapping[int, bytes]:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
     if not server.algorithm.exchanges:
         return dict.fromkeys(clients, b"")
     done = message_of(server, Kind.FINISH, server.round)
-    return {client: wire.encode([*news(server, client, server.round + 1), done]) for client in clients}
+    return packets_with_news(server, clients, server.round + 1, done, {})
 
 
 def _chosen(server: Server, coins: Coins) -> tuple[int, ...]:
@@ -319,14 +309,6 @@ def _able(server: Server, client: int) -> bool:
         return False
     in_step = not server.aggregates or server.last_seen[client] == server.round
     return in_step or server.algorithm.memory != "own"
-
-
-def _next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> int | None:
-    """Who deals the key of the next round: the clients take turns."""
-    if not server.algorithm.round_keys or round_ >= server.config.rounds:
-        return None
-    trusted = [client for client in participants if client not in distrusted(server)]
-    return trusted[round_ % len(trusted)] if trusted else None
 
 
 def _pruned(server: Server) -> Server:

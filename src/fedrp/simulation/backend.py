@@ -9,7 +9,7 @@ import functools
 import hashlib
 import itertools
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from fedrp.simulation.processes import Worker
 from fedrp.storage.client_state import packed_clients, read_clients
 from fedrp.types import Packets, Vector
 
+_WAVE_CLIENTS = 64  # per worker, whose packets and replies are in memory at a time; see `Hosts.waves`
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
 _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 
@@ -181,6 +182,7 @@ class Hosts:
 
     def __init__(self, setup: HostSetup, tap: Tap | None = None) -> None:
         self._tap = tap or (lambda _sent, _replies: None)
+        self._groups = [members for _, members in sorted(setup.groups.items())]
         count = min(setup.speed.workers, len(setup.groups))
         self._owner: dict[int, int] = {}
         shares = []
@@ -197,6 +199,18 @@ class Hosts:
         except BaseException:  # also Ctrl-C: those that have started must not stay
             self.stop()
             raise
+
+    def waves(self, clients: Sequence[int]) -> Iterator[list[int]]:
+        """Clients in parts that are asked together: whole groups, in order, and enough to keep all workers busy."""
+        wave: list[int] = []
+        chosen = set(clients)
+        for members in self._groups:
+            wave += [client for client in members if client in chosen]
+            if len(wave) >= _WAVE_CLIENTS * max(1, len(self._workers)):
+                yield wave
+                wave = []
+        if wave:
+            yield wave
 
     def exchange(self, packets: Packets) -> Packets:
         """Deliver packets to clients and return their replies. Only bytes pass, in both directions."""

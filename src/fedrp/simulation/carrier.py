@@ -1,10 +1,11 @@
 """The simulator's carrier: hands packets to the hosts, loses some where the config says so, and counts bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedrp.config.run import Resolved
 from fedrp.errors import QuorumError
-from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, hellos_matter
+from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, Take, hellos_matter
 from fedrp.protocol.server_state import Server
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import Hosts
@@ -37,13 +38,20 @@ class HostCarrier(NearCarrier):
         self.traffic = self.traffic.plus(Traffic.of({}, hellos))
         return hellos
 
-    def exchange(self, packets: Packets, exchange: Exchange) -> Answers:
-        """The replies of all but those who drop out: half of them before they train, half after."""
+    def exchange(self, packets: Mapping[int, bytes], exchange: Exchange, take: Take) -> Answers:
+        """The replies of all but those who drop out: half of them before they train, half after.
+
+        They are handed over in the order of client numbers, so that results do not depend on who was faster. Packets
+        and replies of a wave of clients are here at a time.
+        """
         never, late = self._dropouts(packets, exchange) if exchange.step is Step.TRAIN else (set(), set())
-        sent = {client: packet for client, packet in packets.items() if client not in never}
-        replies = {client: reply for client, reply in self.hosts.exchange(sent).items() if client not in late}
-        self.traffic = self.traffic.plus(Traffic.of(sent, replies))
-        return Answers(replies, absent=frozenset(never | late))
+        for wave in self.hosts.waves([client for client in packets if client not in never]):
+            sent = {client: packets[client] for client in wave}
+            replies = {client: reply for client, reply in self.hosts.exchange(sent).items() if client not in late}
+            self.traffic = self.traffic.plus(Traffic.of(sent, replies))
+            for client, reply in replies.items():
+                take(client, reply)
+        return Answers(absent=frozenset(never | late))
 
     def missed(self, missed: Missed) -> None:
         """Try again at once, a few times."""
@@ -55,7 +63,7 @@ class HostCarrier(NearCarrier):
         taken, self.traffic = self.traffic, Traffic()
         return taken
 
-    def _dropouts(self, packets: Packets, exchange: Exchange) -> tuple[set[int], set[int]]:
+    def _dropouts(self, packets: Mapping[int, bytes], exchange: Exchange) -> tuple[set[int], set[int]]:
         """Clients that are never reached, and clients whose reply is lost."""
         rng = RunSeed(self.config.seed).generator("dropout", exchange.round, exchange.attempt - 1)
         draws = dict(zip(packets, rng.random(len(packets)), strict=True))

@@ -40,7 +40,6 @@ from fedrp.simulation.carrier import HostCarrier
 from fedrp.simulation.identities import simulated_roster
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic
 from fedrp.simulation.runfolder import Fingerprint, RunFolder
-from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
 
@@ -191,10 +190,10 @@ def evaluate(server: Server, hosts: Hosts, all_clients: bool) -> Evaluation:
     everyone = tuple(range(server.config.clients))
     chosen = delivering_client(server.config)
     if ALGORITHMS[server.config.algorithm].delivers == "consensus":
-        delivered = hosts.score(server_side.finish(server, (chosen,)))[chosen]
+        delivered = hosts.score(dict(server_side.finish(server, (chosen,))))[chosen]
         same = delivered.accuracy
         return Evaluation(delivered, delivered, same, same, same)
-    packets: Packets = server_side.finish(server, everyone)
+    packets = dict(server_side.finish(server, everyone))
     scores = hosts.score(packets if all_clients else {chosen: packets[chosen]})
     average = hosts.score_model(hosts.average(packets))
     if not all_clients:
@@ -218,7 +217,7 @@ def _finish(
     privacy: tuple[Guarantee, ...],
     seconds: float,
 ) -> RunResult:
-    packets = server_side.finish(server, tuple(range(server.config.clients)))
+    packets = dict(server_side.finish(server, tuple(range(server.config.clients))))
     chosen = delivering_client(server.config)
     model = hosts.final_models({chosen: packets[chosen]})[chosen]
     records = sum(len(data.y) for data in setup.data.values())
