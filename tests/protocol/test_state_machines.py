@@ -26,7 +26,8 @@ from fedrp.protocol import client as client_side
 from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client_state import Client
-from fedrp.protocol.tally import take_correction
+from fedrp.protocol.received import outstanding
+from fedrp.protocol.tally import Tally, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy
@@ -316,6 +317,7 @@ class Weather(Parties):
         self.new_server = self.run.server
         self.post: dict[int, list[bytes]] = {client: [] for client in EVERYONE}
         self.arrived: dict[int, bytes] = {}
+        self.tally = Tally.of(self.run.server)
         self._save()
 
     def _save(self) -> None:
@@ -328,6 +330,7 @@ class Weather(Parties):
         before = server_contents(self.run.server)
         self.run.server = self.store.load(self.new_server)
         assert server_contents(self.run.server) == before, "the server has forgotten something"
+        self.tally = self.run.tallied(self.arrived)  # it was not saved: the same bytes come again
 
     @rule()
     def opens(self) -> None:
@@ -346,6 +349,8 @@ class Weather(Parties):
             return
         self._save()
         assert chosen in ((), self.run.server.participants), "whoever was chosen stays chosen"
+        if not chosen:
+            self.tally = Tally.of(self.run.server)
         for client, packet in packets.items():
             if self.post[client][-1:] != [packet]:
                 self.post[client].append(packet)
@@ -364,6 +369,7 @@ class Weather(Parties):
         assert reply or not is_asked, f"client {client} refuses what an honest server asks"
         if reply and arrives:
             self.arrived[client] = reply
+            take_upload(self.run.server, self.tally, client, reply)
 
     @rule(but=some, lost=some)
     def delivers_to_all(self, but: frozenset[int], lost: frozenset[int]) -> None:
@@ -376,7 +382,9 @@ class Weather(Parties):
         server = self.run.server
         if not server.participants:
             return
-        tally = self.run.tallied(self.arrived)
+        tally = self.tally
+        at_once = outstanding(server, self.run.tallied(self.arrived))
+        assert outstanding(server, tally) == at_once, "one by one is not as at once"
         try:
             self.run.server, requests = server_side.recover(server, tally)
             self._save()
@@ -396,6 +404,8 @@ class Weather(Parties):
         if not dies:
             self.run.server = closed
             self._save()
+        else:
+            self.tally = self.run.tallied(self.arrived)
 
     @rule(but=some, lost=some, silent=some)
     def goes_through_a_round(self, but: frozenset[int], lost: frozenset[int], silent: frozenset[int]) -> None:

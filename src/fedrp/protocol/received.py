@@ -14,7 +14,8 @@ _MOST_COMPLAINTS = 3  # of one client that a round is given up for: a client tha
 def outstanding(server: Server, tally: Tally) -> frozenset[int]:
     """The participants of the open round who have sent nothing that can be used, and nothing that never will be."""
     received = received_of(server, tally)
-    return frozenset(server.participants) - received.uploads - received.differing
+    done = (received.uploads, received.differing)
+    return frozenset(client for client in server.participants if not any(client in some for some in done))
 
 
 class Received(NamedTuple):
@@ -36,7 +37,8 @@ def received_of(server: Server, tally: Tally) -> Received:
         refused[client] = "its copy of the common model differs; it will be told to rebuild it"
         if not replays:
             refused[client] = "its history of this run is not that of the others, so its masks do not cancel"
-    return Received(frozenset(tally.uploads) - apart, refused, apart if replays else frozenset(), complaints)
+    uploads = frozenset(client for client in tally.uploads if client not in apart)
+    return Received(uploads, refused, apart if replays else frozenset(), complaints)
 
 
 def complaints_of(server: Server, received: Received) -> tuple[Complaint, ...]:

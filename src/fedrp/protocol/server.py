@@ -158,10 +158,10 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
     if not server.algorithm.exchanges:
         return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
     received = received_of(server, tally)
-    uploads, refused, differing = received.uploads - set(server.left_out), received.refused, received.differing
-    for client in server.left_out:
-        if client in received.uploads:
-            refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
+    uploads, refused, differing = received.uploads, received.refused, received.differing
+    if came := [client for client in server.left_out if client in uploads]:
+        why = "left out, because a sum with it would tell the upload of the one who is missing"
+        uploads, refused = uploads - set(came), refused | dict.fromkeys(came, why)
     lost = not server.left_out and is_lost(server, received)
     complained = () if server.left_out else complaints_of(server, received)
     needed = cohort.needed(server.config, len(server.participants))
@@ -198,7 +198,7 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
         complaints=(*server.complaints, *complained),
         dealt={r: d for r, d in server.dealt.items() if r not in {c.round for c in complained}},
     )
-    if tally.dealer is not None and tally.dealer in received.uploads | differing:  # also if it is not summed, it deals
+    if tally.dealer in received.uploads or tally.dealer in differing:  # also if it is not summed, it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
             closed = take_keys(closed, {tally.dealer: Reply(tally.dealt)})
     counted = () if outcome.void else tuple(sorted(uploads))
@@ -220,7 +220,7 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
         step = server.algorithm.scale(config, previous, call).step
         mean = grid.decode(_unmasked(server, tally, uploads), divisor, step)
     else:
-        each = [tally.whole[client] for client in sorted(uploads & tally.whole.keys())]
+        each = [tally.whole[client] for client in sorted(tally.whole) if client in uploads]
         share, certificate = config.trimmed_share, server.algorithm.certificate(config)
         mean = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
         certified = certificate(each) if certificate else None
@@ -237,7 +237,7 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
 
 def _unmasked(server: Server, tally: Tally, uploads: frozenset[int]) -> Words:
     """The sum of masked uploads, of which no mask is left."""
-    if uploads != frozenset(server.participants) - set(server.left_out):
+    if len(uploads) + len(server.left_out) < len(server.participants):
         raise QuorumError(f"round {server.round + 1}: masked uploads are incomplete, ask `recover` how to go on")
     total = total_of(server, tally, uploads)
     if not server.left_out:

@@ -1,6 +1,6 @@
 """What has come in of the open round: replies are folded into running sums as they arrive, and then forgotten.
 
-A `Tally` takes memory for a few vectors, however many clients report, and about a hundred bytes for each client. Whole
+However many clients report, the server takes memory for a few vectors, and about 300 bytes for each client. Whole
 uploads stay only where the outcome needs each of them: `Tally.separate` says whose.
 """
 
@@ -141,7 +141,7 @@ def take_correction(server: Server, tally: Tally, client: int, packet: bytes) ->
 def total_of(server: Server, tally: Tally, clients: frozenset[int]) -> Numbers:
     """The sum of the uploads of clients: all those of one fingerprint, but for separate ones. Not to be changed."""
     total = tally.sums[tally.uploads[min(clients)]].total
-    separate = sorted(clients & tally.whole.keys())
+    separate = [client for client in sorted(tally.whole) if client in clients]
     if separate:
         total = total.copy()
     for client in separate:
