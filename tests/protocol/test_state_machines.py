@@ -317,12 +317,16 @@ class Weather(Parties):
         self.new_server = self.run.server
         self.post: dict[int, list[bytes]] = {client: [] for client in EVERYONE}
         self.arrived: dict[int, bytes] = {}
-        self.tally = Tally.of(self.run.server)
+        self.tally: Tally | None = None  # of the open round
         self._save()
 
     def _save(self) -> None:
         """As a deployed server does before anything leaves that rests on it."""
         self.store.save(self.run.server)
+
+    def _take_again(self) -> None:
+        """A tally is never saved: clients send the same bytes again."""
+        self.tally = self.run.tallied(self.arrived) if self.run.server.participants else None
 
     @rule()
     def server_dies(self) -> None:
@@ -330,7 +334,7 @@ class Weather(Parties):
         before = server_contents(self.run.server)
         self.run.server = self.store.load(self.new_server)
         assert server_contents(self.run.server) == before, "the server has forgotten something"
-        self.tally = self.run.tallied(self.arrived)  # it was not saved: the same bytes come again
+        self._take_again()
 
     @rule()
     def opens(self) -> None:
@@ -369,7 +373,8 @@ class Weather(Parties):
         assert reply or not is_asked, f"client {client} refuses what an honest server asks"
         if reply and arrives:
             self.arrived[client] = reply
-            take_upload(self.run.server, self.tally, client, reply)
+            if self.tally is not None:
+                take_upload(self.run.server, self.tally, client, reply)
 
     @rule(but=some, lost=some)
     def delivers_to_all(self, but: frozenset[int], lost: frozenset[int]) -> None:
@@ -379,10 +384,9 @@ class Weather(Parties):
     @rule(silent=some, dies=st.booleans())
     def closes(self, silent: frozenset[int], dies: bool) -> None:
         """With what has arrived. Some may be silent in a recovery; the server may die before it has saved the end."""
-        server = self.run.server
-        if not server.participants:
+        server, tally = self.run.server, self.tally
+        if tally is None:
             return
-        tally = self.tally
         at_once = outstanding(server, self.run.tallied(self.arrived))
         assert outstanding(server, tally) == at_once, "one by one is not as at once"
         try:
@@ -404,8 +408,7 @@ class Weather(Parties):
         if not dies:
             self.run.server = closed
             self._save()
-        else:
-            self.tally = self.run.tallied(self.arrived)
+        self._take_again()
 
     @rule(but=some, lost=some, silent=some)
     def goes_through_a_round(self, but: frozenset[int], lost: frozenset[int], silent: frozenset[int]) -> None:
