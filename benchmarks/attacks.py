@@ -4,8 +4,8 @@
     python benchmarks/attacks.py run NAME ...       run these again ("all": everything, about half an hour)
     python benchmarks/attacks.py render             keep what was run, write figures and tables
 
-What was run is kept in runs/attacks/ with its pictures. `render` puts it into benchmarks/results/attacks.jsonl, each
-result with its own origin, and takes the rest from there; pictures are not kept there, so the figure of them is drawn
+What was run is kept in runs/attacks/ with its images. `render` puts it into benchmarks/results/attacks.jsonl, each
+result with its own origin, and takes the rest from there; images are not kept there, so the figure of them is drawn
 only where all that it shows was run.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from origin import origin_of
 
-from fedrp.attacks.experiment import attack_angles, attack_keys, attack_pictures
+from fedrp.attacks.experiment import attack_angles, attack_images, attack_keys
 from fedrp.attacks.figures import Strip, draw
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.membership import attack_membership
@@ -122,7 +122,7 @@ CASES: dict[str, Case] = {
         dataclasses.replace(NOISY, adversary="client"),
         BLIND,
     ),
-    "fedavg-batch-4": Case("FedAvg, server, 4 pictures a step", dataclasses.replace(BASE, pictures=4, targets=2)),
+    "fedavg-batch-4": Case("FedAvg, server, 4 images a step", dataclasses.replace(BASE, images=4, targets=2)),
     "fedavg-round-3": Case("FedAvg, server, round 3", dataclasses.replace(BASE, rounds=3, round=3, targets=4)),
     **{
         f"fedrp-round-{last}": Case(
@@ -173,7 +173,7 @@ LINKS: dict[str, tuple[str, Scenario]] = {
     ),
 }
 
-# Labels alone, on many clients: a handful of pictures cannot tell a leak from luck.
+# Labels alone, on many clients: a handful of images cannot tell a leak from luck.
 NO_SEARCH = Effort(iterations=1)
 LABELS: dict[str, list[Scenario]] = {
     "labels-subspace": [
@@ -198,12 +198,12 @@ MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5
 
 def inversion(name: str) -> dict[str, Any]:
     case = CASES[name]
-    outcome = attack_pictures(case.scenario, case.effort)
-    np.savez_compressed(WORK / f"{name}.npz", **pictures_of(outcome))
+    outcome = attack_images(case.scenario, case.effort)
+    np.savez_compressed(WORK / f"{name}.npz", **images_of(outcome))
     return outcome.as_json()
 
 
-def pictures_of(outcome: Outcome) -> dict[str, Any]:
+def images_of(outcome: Outcome) -> dict[str, Any]:
     return {
         "originals": np.concatenate([target.originals for target in outcome.targets]),
         "found": np.concatenate([target.found for target in outcome.targets]),
@@ -236,7 +236,7 @@ def membership(name: str) -> dict[str, Any]:
 
 
 def labels(name: str) -> dict[str, Any]:
-    rates = [attack_pictures(scenario, NO_SEARCH).label_rate for scenario in LABELS[name]]
+    rates = [attack_images(scenario, NO_SEARCH).label_rate for scenario in LABELS[name]]
     first = LABELS[name][0]
     shape = {"clients": first.clients, "rounds": first.rounds, "dim": first.dim, "projection": first.projection}
     return {
@@ -287,6 +287,9 @@ def path_of(name: str) -> Path:
 def keep_all() -> dict[str, kept.Result]:
     """Keep what was run here; the results of all jobs, for the rest as they were kept before."""
     ran = {command_of(name): json.loads(path_of(name).read_text()) for name in JOBS if path_of(name).exists()}
+    old = [command.split()[-1] for command, result in ran.items() if "psnr_mean_picture" in result]
+    if old:
+        raise SystemExit(f"{WORK} has results from before 'picture' became 'image': run {' '.join(old)} again")
     missing = [name for name in JOBS if command_of(name) not in ran | kept.read(TABLE, KEPT)]
     if missing:
         raise SystemExit(f"not run yet: {', '.join(missing)}")
@@ -307,10 +310,10 @@ def inversion_table(results: dict[str, Any], names: Sequence[str]) -> str:
         lines.append(
             [
                 *(CASES[name].title, str(len(each)), f"{r['psnr']:.1f} ({min(each):.1f} to {max(each):.1f})"),
-                *(f"{r['psnr_mean_picture']:.1f}", f"{r['ssim']:.2f}", f"{100 * r['label_rate']:.0f} %"),
+                *(f"{r['psnr_mean_image']:.1f}", f"{r['ssim']:.2f}", f"{100 * r['label_rate']:.0f} %"),
             ]
         )
-    return table(["attack", "pictures", "PSNR dB, mean (range)", "mean picture dB", "SSIM", "labels"], lines)
+    return table(["attack", "images", "PSNR dB, mean (range)", "mean image dB", "SSIM", "labels"], lines)
 
 
 def links_table(results: dict[str, Any]) -> str:
@@ -321,10 +324,10 @@ def links_table(results: dict[str, Any]) -> str:
         lines.append(
             [
                 *(f"{title}, seed {scenario.seed}", f"{same['auc']:.3f}"),
-                *(f"{100 * r['label_rate']:.0f} %", f"{r['psnr']:.1f}", f"{r['psnr_mean_picture']:.1f}"),
+                *(f"{100 * r['label_rate']:.0f} %", f"{r['psnr']:.1f}", f"{r['psnr_mean_image']:.1f}"),
             ]
         )
-    return table(["run", "same class, AUC", "classes named", "PSNR dB", "mean picture dB"], lines)
+    return table(["run", "same class, AUC", "classes named", "PSNR dB", "mean image dB"], lines)
 
 
 def labels_table(results: dict[str, Any]) -> str:
@@ -383,10 +386,10 @@ SHOWN = (
 )
 
 
-def draw_pictures(results: dict[str, Any]) -> None:
+def draw_images(results: dict[str, Any]) -> None:
     missing = [name for name in SHOWN if not (WORK / f"{name}.npz").exists()]
     if missing:
-        print(f"{FIGURES / 'attacks.png'} is left as it is: without pictures of {', '.join(missing)}")
+        print(f"{FIGURES / 'attacks.png'} is left as it is: without images of {', '.join(missing)}")
         return
     stored = {name: np.load(WORK / f"{name}.npz") for name in SHOWN}
     originals = stored["fedavg-server"]["originals"]
@@ -396,10 +399,10 @@ def draw_pictures(results: dict[str, Any]) -> None:
     for name in SHOWN:
         for shown, original in zip(stored[name]["originals"], originals, strict=False):
             if not np.array_equal(shown, original):
-                raise SystemExit(f"{name} attacked other pictures")
+                raise SystemExit(f"{name} attacked other images")
         strips.append(Strip(f"{CASES[name].title}\n{results[name]['psnr']:.1f} dB", stored[name]["found"][:count]))
-    baseline = results["fedavg-server"]["psnr_mean_picture"]
-    strips.append(Strip(f"mean of public pictures\n{baseline:.1f} dB", np.stack([mean] * count)))
+    baseline = results["fedavg-server"]["psnr_mean_image"]
+    strips.append(Strip(f"mean of public images\n{baseline:.1f} dB", np.stack([mean] * count)))
     draw(strips, FIGURES / "attacks.png")
 
 
@@ -414,9 +417,9 @@ def draw_budgets(results: dict[str, Any]) -> None:
     axes.plot(BUDGETS, [r["psnr"] for r in runs], "o-", color="tab:blue", label="Subspace, server + client: A is known")
     axes.axhline(results["fedavg-server"]["psnr"], color="tab:red", label="FedAvg, server")
     axes.axhline(results["subspace-server"]["psnr"], color="tab:green", label="Subspace, server alone (m = 1,000)")
-    axes.axhline(runs[0]["psnr_mean_picture"], color="black", linestyle=":", label="mean of public pictures")
+    axes.axhline(runs[0]["psnr_mean_image"], color="black", linestyle=":", label="mean of public images")
     axes.set_xscale("log")
-    axes.set_xlabel(f"numbers sent, m (the model has n = {runs[0]['parameters']:,} parameters; a picture 784 pixels)")
+    axes.set_xlabel(f"numbers sent, m (the model has n = {runs[0]['parameters']:,} parameters; an image 784 pixels)")
     axes.set_ylabel("PSNR of the reconstruction, dB")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -425,7 +428,7 @@ def draw_budgets(results: dict[str, Any]) -> None:
 
 def render() -> None:
     results = keep_all()
-    draw_pictures(results)
+    draw_images(results)
     draw_budgets(results)
     first = list(CASES).index("fedavg-batch-4")
     tables = {

@@ -101,7 +101,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "few-clients": Experiment(
-        "Few clients with much data: 3 clients with 3,333 pictures of mnist-mini each, 6 rounds, E = 1",
+        "Few clients with much data: 3 clients with 3,333 images of mnist-mini each, 6 rounds, E = 1",
         "--dataset mnist-mini --clients 3 --rounds 6 --local-epochs 1",
         {
             **{f"fedavg-{lr}": f"--algorithm fedavg --lr {lr}" for lr in (0.1, 0.2, 0.4)},
@@ -150,7 +150,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "non-iid-options": Experiment(
-        "What helps with different data: m = 1,000, 100 clients, 100 pictures each on average, 30 rounds, E = 1",
+        "What helps with different data: m = 1,000, 100 clients, 100 images each on average, 30 rounds, E = 1",
         f"{MNIST} --train-examples 10000 --local-epochs 1 {_subspace((1000,))['fedrp-subspace-1000']}",
         {
             f"{split}{option}".replace(" ", "_"): f"--partition {split} --lr 0.2 --server-momentum {option}"
@@ -163,7 +163,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "cifar": Experiment(
-        "CIFAR-10, a fifth of the training pictures, the paper's GroupNorm network, 50 clients, 12 rounds, E = 1",
+        "CIFAR-10, a fifth of the training images, the paper's GroupNorm network, 50 clients, 12 rounds, E = 1",
         "--dataset cifar10 --train-examples 10000 --model cnn --clients 50 --rounds 12 --local-epochs 1",
         {
             "fedavg": "--algorithm fedavg",
@@ -175,7 +175,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     **{
         f"private-{epsilon}": Experiment(
-            f"Client-level ({epsilon}, 1e-5): the grid of each method, 100 clients with 100 pictures of MNIST each, "
+            f"Client-level ({epsilon}, 1e-5): the grid of each method, 100 clients with 100 images of MNIST each, "
             "20 rounds",
             f"{PRIVATE} --dp-epsilon {epsilon}",
             {
@@ -190,7 +190,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         for epsilon in EPSILONS
     },
     "private-slow": Experiment(
-        "Client-level (10, 1e-5), 100 pictures a client: learning rate 0.1, without momentum",
+        "Client-level (10, 1e-5), 100 images a client: learning rate 0.1, without momentum",
         f"{PRIVATE} --dp-epsilon 10",
         {
             f"{name}-clip{clip}": _private(name, clip, 0.1)
@@ -205,7 +205,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
     ),
     "private-default": Experiment(
-        "Client-level (10, 1e-5), 100 pictures a client: learning rate and momentum as they are by default, two clips",
+        "Client-level (10, 1e-5), 100 images a client: learning rate and momentum as they are by default, two clips",
         f"{PRIVATE} --dp-epsilon 10",
         {
             f"{name}-clip{clip}": _private(name, clip, *rest)
@@ -242,7 +242,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     **{
         f"private-full-{epsilon}": Experiment(
-            f"Client-level ({epsilon}, 1e-5) with all of MNIST, 600 pictures a client, 20 rounds, clip 0.3",
+            f"Client-level ({epsilon}, 1e-5) with all of MNIST, 600 images a client, 20 rounds, clip 0.3",
             f"{PRIVATE_FULL} --dp-epsilon {epsilon}",
             {
                 f"{name}-lr{lr}-momentum{momentum}": _private(name, 0.3, lr, momentum)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig, Speed
@@ -33,8 +34,9 @@ from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts, HostSetup, grouped, set_threads
+from fedrp.simulation.backend import HostSetup, grouped, set_threads
 from fedrp.simulation.carrier import HostCarrier
+from fedrp.simulation.hosts import Hosts
 from fedrp.simulation.identities import simulated_roster
 from fedrp.types import Packets
 
@@ -60,11 +62,11 @@ class Seen(NamedTuple):
     models: Matrix  # (clients, n)
 
 
-def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
+def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     """A run in this process, round by round."""
     task = named_task(config)
-    whole = examples(task.train, "the training set")  # type: ignore[arg-type]  # one table of pictures, not yet split
-    task = type(task)(task.model, (whole.x[:pictures], whole.y[:pictures]), task.test, dataset=task.dataset)
+    whole = examples(task.train, "the training set")  # type: ignore[arg-type]  # one table of images, not yet split
+    task = type(task)(task.model, (whole.x[:images], whole.y[:images]), task.test, dataset=task.dataset)
     parameters = layout_of(built(task.model)).size
     config = resolved(config, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
@@ -72,15 +74,15 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    setup = HostSetup(config, Speed(), run, roster, task.model, task.loss, task.correct, groups, data, test)
+    setup = HostSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
     replies: Packets = {}  # of the last exchange: where all clients fit into a wave and none is away, of a round
 
     def tap(_sent: Packets, came: Packets) -> None:
         replies.clear()
         replies.update(came)
 
-    hosts = Hosts(setup, tap)
-    size = ALGORITHMS[config.algorithm].server.upload_size(config, parameters)
+    hosts = Hosts(setup, roster, tap)
+    size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     server = new_server(config, run, size)
     carrier = HostCarrier.of(server, hosts)
     server = begin(server, carrier, NoStore(), config.clients)
@@ -91,15 +93,15 @@ def watched(config: RunConfig, pictures: int) -> Iterator[Seen]:
         yield Seen(closed.server.round, *seen)
 
 
-def joint_view(pictures: int = 6000, rounds: int = 20) -> dict[str, Any]:
+def joint_view(images: int = 6000, rounds: int = 20) -> dict[str, Any]:
     lines = []
     for algorithm in ("fedrp", "fedrp-subspace"):
         config = RunConfig(algorithm=algorithm, clients=10, rounds=rounds, dim=1000, projection="gaussian")
-        for seen in watched(config, pictures):
+        for seen in watched(config, images):
             lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, config.dim)})
             print(json.dumps(lines[-1]), file=sys.stderr, flush=True)
     return {
-        "settings": {"dataset": "mnist-mini", "pictures": pictures, "clients": 10, "dim": 1000, "seed": 0},
+        "settings": {"dataset": "mnist-mini", "images": images, "clients": 10, "dim": 1000, "seed": 0},
         "sensitivity": SENSITIVITY,
         "delta": DELTA,
         "rounds": lines,

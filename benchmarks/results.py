@@ -231,7 +231,7 @@ def draw_private(path: Path) -> None:
         axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize="small")
     figure.supylabel("test accuracy %")
-    figure.suptitle("MNIST, 100 clients with 100 pictures each, 20 rounds, delta 1e-5; mean and deviation of the seeds")
+    figure.suptitle("MNIST, 100 clients with 100 images each, 20 rounds, delta 1e-5; mean and deviation of the seeds")
     _save(figure, path)
 
 

@@ -32,7 +32,7 @@ from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.task import Task, named_task
 from fedrp.protocol import wire
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Tap
+from fedrp.simulation.hosts import Tap
 from fedrp.simulation.result import RoundRecord
 from fedrp.types import Packets, Vector
 

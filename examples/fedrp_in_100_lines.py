@@ -76,7 +76,7 @@ def softmax_gradient(w: Array, batch: Batch) -> Array:
 
 
 def main(clients: int = 5, rounds: int = 5, m: int = 200, lr: float = 0.02) -> None:
-    """Train a linear classifier, 784 x 10 parameters, of the bundled MNIST pictures."""
+    """Train a linear classifier, 784 x 10 parameters, of the bundled MNIST images."""
     rng = np.random.default_rng(0)  # a demonstration only: in earnest, A and w0 come from a secret key
     data = load_dataset("mnist-mini")
     x, test_x = (data.normalised(part).reshape(len(part), -1) for part in (data.train_x, data.test_x))

@@ -10,9 +10,8 @@ import torch
 import fedrp
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only, stated_range, within_range
+from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only
 from fedrp.algorithms.shared import vectors_released
-from fedrp.config import Resolved
 from fedrp.learning.objective import Objective, Rows, on_device
 
 
@@ -35,9 +34,8 @@ FEDPROX = Algorithm(
     summary="FedAvg with a pull towards the common model",
     settings=EXCHANGE_SETTINGS | {"proximal"},
     delivers="consensus",
-    resolve=lambda config, _parameters: Resolved.of(config),  # it has no defaults of its own
     client=ClientSide(lambda _config, initial: ClientState(initial), train, latest),
-    server=ServerSide("aggregate", full_vector, mean_only, stated_range, within_range),
+    server=ServerSide("aggregate", full_vector, mean_only),
     releases=vectors_released,  # who learns what: full vectors, or under masks their sums
 )
 fedrp.register("fedprox", FEDPROX)

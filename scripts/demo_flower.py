@@ -68,7 +68,7 @@ def report(out: Path, store: Path, rounds: int, transport: tuple[int, int]) -> N
     for name in SITES:
         with contextlib.suppress(FedRPError):
             site = statuses(out / "sites" / name)[-1]
-            print(f"{name:<10} {site['accuracy']:.2f} % of its test pictures right, by its own count")
+            print(f"{name:<10} {site['accuracy']:.2f} % of its test images right, by its own count")
     sent = sum(line["bytes_up"] + line["bytes_down"] for line in done)
     per_client = sum(line["bytes_up"] for line in done) / rounds / len(SITES)
     print(f"payload: {sent:,} bytes in {rounds} rounds, of which each site sent {per_client:,.0f} a round")

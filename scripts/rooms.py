@@ -1,6 +1,6 @@
-"""The import graph of the package, and the picture of its rooms in docs/architecture.md.
+"""The import graph of the package, and the diagram of its rooms in docs/architecture.md.
 
-    python scripts/rooms.py          write the picture into the page
+    python scripts/rooms.py          write the diagram into the page
     python scripts/rooms.py layers   show the layers of modules
 
 Every import counts, also one inside a function. `tests/test_architecture.py` holds the code to this list of rooms.
@@ -137,7 +137,7 @@ def room_graph(graph: Graph) -> dict[str, set[str]]:
     return rooms
 
 
-def picture(graph: Graph) -> str:
+def diagram(graph: Graph) -> str:
     """A Mermaid diagram of the rooms; arrows that follow from others, and to the ground floor, are left out."""
     rooms = room_graph(graph)
     lines = ["```mermaid", "flowchart BT"]
@@ -148,10 +148,10 @@ def picture(graph: Graph) -> str:
     return "\n".join([*lines, "```"])
 
 
-def with_picture(page: str, graph: Graph) -> str:
-    """The page with today's picture."""
+def with_diagram(page: str, graph: Graph) -> str:
+    """The page with today's diagram."""
     before, rest = page.split(START)
-    return f"{before}{START}\n{picture(graph)}\n{END}{rest.split(END)[1]}"
+    return f"{before}{START}\n{diagram(graph)}\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def main() -> None:
     elif sys.argv[1:]:
         raise SystemExit(f"unknown argument {sys.argv[1]}; usage: rooms.py [layers]")
     else:
-        PAGE.write_text(with_picture(PAGE.read_text(), graph))
+        PAGE.write_text(with_diagram(PAGE.read_text(), graph))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from fedrp import Task
 from fedrp.learning.sequential import make_trainer
 from fedrp.learning.trainer import Trainer
 from fedrp.rng import RunSeed
-from helpers import TinyNet, mounted, picture_file, tiny_task
+from helpers import TinyNet, image_file, mounted, tiny_task
 
 # The same examples on every machine and in every run: a failure is the change's, not the day's.
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -38,8 +38,8 @@ def trainer() -> Trainer:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return picture_file(tmp_path_factory.mktemp("data") / "pictures.npz")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_file(tmp_path_factory.mktemp("data") / "images.npz")
 
 
 @pytest.fixture

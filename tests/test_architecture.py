@@ -73,7 +73,7 @@ def test_simulation_and_flower_never_touch() -> None:
 
 def test_the_page_shows_the_rooms_as_they_are() -> None:
     page = rooms.PAGE.read_text()
-    assert page == rooms.with_picture(page, GRAPH), "run: python scripts/rooms.py"
+    assert page == rooms.with_diagram(page, GRAPH), "run: python scripts/rooms.py"
 
 
 def test_every_module_that_the_pages_name_exists() -> None:

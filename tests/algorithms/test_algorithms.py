@@ -13,11 +13,14 @@ from scipy.stats import chi2, chisquare
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms.client_dp import averaged, current_clip
-from fedrp.algorithms.client_side import Local, Participant, Step
-from fedrp.algorithms.mechanisms.noise import privatised
+from fedrp.algorithms.client_side import Participant, Step, own_normals
+from fedrp.algorithms.mechanisms.clip import Clip
+from fedrp.algorithms.mechanisms.fixed_point import FixedPoint
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS, for_each, require_used
+from fedrp.algorithms.table import ALGORITHMS, for_each, methods, require_used
+from fedrp.compression.grid import Scale
+from fedrp.config import Resolved
 from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
@@ -31,14 +34,22 @@ from fedrp.protocol.aggregate import weighted_sum
 from fedrp.protocol.server_state import MaskEntry, new_server
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts
 from fedrp.testing.contracts import DATA, KEYS, PARAMETERS, Round
-from helpers import NOISY, Federation, TinyNet, blobs, tiny_config
+from helpers import NOISY, Federation, TinyNet, blobs, clipped_and_noised, tiny_config
 
 WITHOUT_NOISE = {"noise_multiplier": 0.0, "clip": 1e6}
 
 
-def config_of(name: str, **changes: object) -> RunConfig:
+def pipeline_of(config: Resolved) -> Pipeline:
+    return Pipeline.of(config, ALGORITHMS[config.algorithm].server)
+
+
+def scale_of(config: Resolved, previous: np.ndarray | None, call: Call) -> Scale:
+    """How an upload becomes whole numbers, where it is masked."""
+    return FixedPoint(config, ALGORITHMS[config.algorithm].server.mechanisms(config)).scale(previous, call)
+
+
+def config_of(name: str, **changes: object) -> Resolved:
     private = WITHOUT_NOISE if name == "fedavg-dp" else {}
     return resolved(tiny_config(name, **{"clients": len(DATA), **private, **changes}), PARAMETERS)
 
@@ -114,19 +125,10 @@ def test_fwc_does_not_find_it() -> None:
 # --- what is particular ----------------------------------------------------------------------------------------------
 
 
-def test_fwc_sends_no_bytes(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    crossed: list[bytes] = []
-    exchange = Hosts.exchange
-
-    def watched(self: Hosts, packets: dict[int, bytes]) -> dict[int, bytes]:
-        replies = exchange(self, packets)
-        crossed.extend([*packets.values(), *replies.values()])
-        return replies
-
-    monkeypatch.setattr(Hosts, "exchange", watched)
-    result = simulate(tiny_config("fwc"), task).as_json()
-    assert crossed
-    assert set(crossed) == {b""}
+def test_fwc_sends_no_bytes(task: Task) -> None:
+    crossed: list[object] = []
+    result = simulate(tiny_config("fwc"), task, tap=lambda sent, replies: crossed.extend([sent, replies])).as_json()
+    assert crossed == []
     assert [result[f"bytes_{name}"] for name in ("up", "down", "keys_up", "keys_down")] == [0, 0, 0, 0]
 
 
@@ -142,7 +144,7 @@ def test_fedadmm_sends_what_its_equations_say() -> None:
     first = run.newcomers()
     uploads = run.upload(first)
     consensus = run.aggregate(uploads[:2])
-    second = [Participant(upload.state, [Step(None, consensus)], KEYS[0], consensus) for upload in uploads]
+    second = [Participant(upload.state, [Step(None, consensus)]) for upload in uploads]
     for before, after in zip(uploads, run.upload(second, 2), strict=True):
         dual = before.state.carry + 0.5 * (before.state.model - consensus)
         assert np.abs(dual).max() > 1e-4
@@ -157,7 +159,7 @@ def test_fedavg_with_momentum_carries_on_the_last_step_of_the_common_model() -> 
     for round_ in (1, 2, 3, 4):
         uploads = run.upload(participants, round_)
         mean = np.mean([upload.vector for upload in uploads], axis=0)
-        participants = run.returning(participants, uploads, round_)
+        participants = run.returning(uploads, round_)
         if model is not None:
             velocity = np.float32(0.7) * velocity + mean - model
             mean = model + velocity
@@ -175,7 +177,7 @@ def test_private_fedavg_is_the_subspace_mode_with_a_signed_permutation(momentum:
         run = Round(config_of(name, dim=PARAMETERS, projection=projection, **private))
         participants = run.newcomers()
         for round_ in (1, 2, 3):
-            participants = run.returning(participants, run.upload(participants, round_), round_)
+            participants = run.returning(run.upload(participants, round_), round_)
             last = run.algorithm.client.finish(run.local(round_), participants[0])
         models.append(last.model)
     np.testing.assert_allclose(*models, atol=1e-6)
@@ -216,10 +218,12 @@ def test_updates_are_clipped_to_the_norm_bound(clip: float) -> None:
 def noise_of(name: str = "fedavg-dp", **changes: object) -> np.ndarray:
     """What three clients send who have learned nothing: their noise, (draws, clients, numbers)."""
     run = Round(config_of(name, lr=1e-30, clip=0.5, **changes))
+    updates = [upload.vector for upload in run.algorithm.client.round(run.local(1), run.newcomers())]
     draws = []
     for draw in range(20):
-        clients = [one._replace(noise=KEYS[-1].derive(f"{draw} {i}")) for i, one in enumerate(run.newcomers())]
-        draws.append([upload.vector for upload in run.upload(clients)])
+        noises = [own_normals(KEYS[-1].derive(f"{draw} {client}")) for client in range(len(updates))]
+        contexts = [run.context(client)._replace(normals=normals) for client, normals in enumerate(noises)]
+        draws.append([run.pipeline.sent(*pair) for pair in zip(updates, contexts, strict=True)])
     return np.array(draws, np.float64)
 
 
@@ -251,8 +255,8 @@ def test_noise_differs_between_clients_and_draws() -> None:
 
 def test_the_server_divides_by_the_expected_number_of_clients_whoever_came() -> None:
     config = resolved(tiny_config("fedavg-dp", clients=10, participation=0.5), PARAMETERS)
-    assert ALGORITHMS["fedavg-dp"].server.divisor(config) == 5
-    assert ALGORITHMS["fedavg"].server.divisor(config) is None
+    assert pipeline_of(config).divisor == 5
+    assert pipeline_of(config_of("fedavg")).divisor is None
 
 
 def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> None:
@@ -268,24 +272,22 @@ def test_a_target_epsilon_gives_a_noise_multiplier_that_keeps_it(task: Task) -> 
 def test_an_adaptive_clip_finds_the_quantile_of_the_norms(quantile: float, start: float) -> None:
     """Norms 1 .. 20: C ends between the two that the quantile lies between, give or take one, wherever it began."""
     config = tiny_config("fedavg-dp", clients=20, noise_multiplier=0.01, clip=start, clip_quantile=quantile)
-    local = Local(resolved(config, PARAMETERS), None, 20, lambda _: None, lambda start, _: start)
+    pipeline = pipeline_of(resolved(config, PARAMETERS))
     updates = [np.eye(1, PARAMETERS, dtype=np.float32)[0] * norm for norm in range(1, 21)]
     previous, bounds = None, []
     for round_ in range(120):
         noises = [KEYS[0].derive(f"{round_} {client}") for client in range(20)]
-        clients = [Participant(None, [Step(None, previous)], noise, previous) for noise in noises]
-        sent = [privatised(local, client, update) for client, update in zip(clients, updates, strict=True)]
+        pairs = zip(updates, noises, strict=True)
+        sent = [clipped_and_noised(pipeline.config, update, noise, 20, previous) for update, noise in pairs]
         past = [] if previous is None else [previous]
-        previous = averaged(local.config, past, np.mean(sent, axis=0, dtype=np.float32), 20.0)
+        previous = pipeline.aggregate(past, np.mean(sent, axis=0, dtype=np.float32), 20.0)
         bounds.append(float(previous[-1]))
     assert 20 * quantile - 1 < np.median(bounds[60:]) < 20 * quantile + 2
 
 
 def uploads_with_noise(update: np.ndarray, **changes: object) -> np.ndarray:
     config = resolved(tiny_config("fedavg-dp", clients=20, noise_multiplier=0.7, clip=0.3, **changes), PARAMETERS)
-    local = Local(config, None, 20, lambda _: None, lambda start, _: start)
-    clients = [Participant(None, [Step(None, None)], KEYS[0].derive(str(number)), None) for number in range(200)]
-    return np.stack([privatised(local, client, update) for client in clients])
+    return np.stack([clipped_and_noised(config, update, KEYS[0].derive(str(number)), 20) for number in range(200)])
 
 
 @pytest.mark.parametrize("change", [{}, {"dp_noise": "local"}, {"clip_quantile": 0.5, "dp_noise": "local"}])
@@ -298,8 +300,8 @@ def test_which_numbers_can_be_sent_does_not_depend_on_the_update(change: dict[st
     real = np.random.default_rng(0).normal(size=PARAMETERS).astype(np.float32) / 30
     for update in (np.zeros_like(real), real):
         sent = uploads_with_noise(update, **change)
-        assert sent.dtype == np.float32
-        numbers, votes = sent[:, :PARAMETERS].astype(np.float64), sent[:, PARAMETERS:].astype(np.float64)
+        assert (sent.astype(np.float32) == sent).all()  # so that it is still on the grid when it is sent
+        numbers, votes = sent[:, :PARAMETERS], sent[:, PARAMETERS:]
         for part in (numbers, votes) if votes.size else (numbers,):
             steps = part / step
             assert (steps == np.rint(steps)).all()
@@ -309,9 +311,7 @@ def test_which_numbers_can_be_sent_does_not_depend_on_the_update(change: dict[st
 
 def test_noise_that_is_to_be_masked_is_on_the_same_grid() -> None:
     zero = np.zeros(PARAMETERS, np.float32)
-    masked = uploads_with_noise(zero, secure_aggregation=True)
-    assert masked.dtype == np.float64
-    assert np.array_equal(masked, uploads_with_noise(zero))
+    assert np.array_equal(uploads_with_noise(zero, secure_aggregation=True), uploads_with_noise(zero))
 
 
 HIDDEN = {"clients": 100, "participation": 0.4, "sampling": "poisson", "rounds": 5, "noise_multiplier": 0.8}
@@ -321,15 +321,13 @@ HIDDEN = {"clients": 100, "participation": 0.4, "sampling": "poisson", "rounds":
 def test_no_bit_of_a_sum_tells_how_many_took_part(change: dict[str, object]) -> None:
     """Where participation is hidden, the number of participants must not show in the last bits of the model."""
     config = resolved(tiny_config("fedavg-dp", **HIDDEN, **change), PARAMETERS)
-    algorithm = ALGORITHMS["fedavg-dp"]
     steps = set()
     for participants in (20, 33, 60):  # of which each adds another share of the noise
-        local = Local(config, None, participants, lambda _: None, lambda start, _: start)
-        one = Participant(None, [Step(None, None)], KEYS[0].derive(str(participants)), None)
-        sent = privatised(local, one, np.zeros(PARAMETERS, np.float32)).astype(np.float64)
+        zero, noise = np.zeros(PARAMETERS, np.float32), KEYS[0].derive(str(participants))
+        sent = clipped_and_noised(config, zero, noise, participants)
         steps.add(float(np.gcd.reduce((sent * 2.0**40).astype(np.int64))) * 2.0**-40)
         call = Call(tuple(range(participants)), (1,) * participants)
-        steps.add(algorithm.server.scale(config, None, call).step)
+        steps.add(scale_of(config, None, call).step)
     assert len(steps) == 1
 
 
@@ -342,13 +340,13 @@ def test_no_sum_of_masked_noise_overflows(clients: int, change: dict[str, object
         tiny_config("fedavg-dp", clients=clients, noise_multiplier=0.2, secure_aggregation=True, **change), PARAMETERS
     )
     call = Call(tuple(range(clients)), (1,) * clients)
-    bound, step = ALGORITHMS["fedavg-dp"].server.scale(config, None, call)
+    bound, step = scale_of(config, None, call)
     assert clients * (bound / step + 0.5) < 2**31
     share = config.clip * config.noise_multiplier / math.sqrt(clients)
     assert step < share / 100
 
 
-def crowd(clients: int, clip: float, **changes: object) -> RunConfig:
+def crowd(clients: int, clip: float, **changes: object) -> Resolved:
     config = tiny_config("fedavg-dp", clients=clients, clip=clip, noise_multiplier=1.0, rounds=30, **changes)
     return resolved(dataclasses.replace(config, secure_aggregation=True), PARAMETERS)
 
@@ -370,7 +368,7 @@ def test_what_rounding_costs_is_stated_for_the_worst_clip_that_may_come(
     share = multiplier / math.sqrt(clients - 1)
     for clip_of_a_round in np.linspace(0.25, 1.0, 200, dtype=np.float32) if change else [clip]:
         aggregate = np.full(1, clip_of_a_round, np.float32)
-        step = ALGORITHMS["fedavg-dp"].server.scale(config, aggregate, call).step
+        step = scale_of(config, aggregate, call).step
         assert rounding_delta(clip_of_a_round * share, step, clients, 10**6, 30, 10.0) <= stated
 
 
@@ -403,7 +401,7 @@ def test_a_clip_that_is_not_finite_is_refused(clip: float) -> None:
     """The wire refuses it too, whatever the algorithm."""
     config = resolved(tiny_config("fedavg-dp", clients=12, clip_quantile=0.5), PARAMETERS)
     with pytest.raises(ProtocolError, match=rf"names a clip of {clip:g}"):
-        current_clip(config, np.full(3, clip, np.float32))
+        Clip(config).bound(np.full(3, clip, np.float32))
     message = Message(Kind.AGGREGATE, bytes(16), 1, SERVER, np.full(3, clip, np.float32))
     with pytest.raises(WireError, match="not finite"):
         encode([message])
@@ -500,7 +498,7 @@ def test_everyone_is_needed_only_where_noise_is_shared() -> None:
     assert (shared.quorum, local.quorum) == (1.0, 0.5)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedavg-dp"])
+@pytest.mark.parametrize("name", [name for name in methods() if name != "fedavg-dp"])
 def test_without_noise_no_guarantee_is_claimed(name: str, task: Task) -> None:
     result = simulate(tiny_config(name), task).as_json()
     assert result["epsilon"] is None

@@ -14,14 +14,14 @@ from torch import nn
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_side import Local, Participant, Step
-from fedrp.algorithms.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.algorithms.projection_bounds import summed_release
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, methods
 from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, PrivacyError
 from fedrp.learning.initial import secret_initial
+from fedrp.learning.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.learning.objective import Objective, Stack
 from fedrp.privacy.bounds import EpsilonInterval, bound
 from fedrp.privacy.events import Adjacency, Adversary, Composed, ProjectedRelease
@@ -65,8 +65,8 @@ def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> li
         def project(round_key: SecretKey) -> object:
             return make_projection("gaussian", round_key, PARAMETERS, config.dim)
 
-        client = Participant(state, [Step(key(round_ - 1), aggregate)], key(99), aggregate)
-        (upload,) = FEDRP.client.round(Local(config, key(round_), 1, project, train), [client])
+        client = Participant(state, [Step(key(round_ - 1), aggregate)])
+        (upload,) = FEDRP.client.round(Local(config, key(round_), project, train), [client])
         state, aggregate = upload.state, upload.vector
         seen.append((state.model, upload.vector))
     return seen
@@ -293,7 +293,7 @@ def test_bounds_that_make_no_sense_are_refused(settings_: dict[str, float], mess
         RunConfig(**settings_)
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if "ball" not in algorithm.settings])
+@pytest.mark.parametrize("name", [name for name, method in methods().items() if "ball" not in method.settings])
 def test_a_bound_that_an_algorithm_does_not_keep_is_refused(name: str) -> None:
     with pytest.raises(
         ConfigError, match=f"ball=1.0 does nothing with algorithm '{name}': leave it out, or use fedrp$"
@@ -302,9 +302,9 @@ def test_a_bound_that_an_algorithm_does_not_keep_is_refused(name: str) -> None:
 
 
 def test_the_command_line_reports_a_floor_that_does_not_hold(
-    pictures: object, tmp_path: object, capsys: pytest.CaptureFixture[str]
+    images: object, tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--algorithm=fedrp", f"--dataset=npz:{pictures}", "--clients=2", "--rounds=1", "--dim=5", "--workers=1"]
+    options = ["--algorithm=fedrp", f"--dataset=npz:{images}", "--clients=2", "--rounds=1", "--dim=5", "--workers=1"]
     with pytest.raises(SystemExit) as caught:
         main(["run", *options, "--ball=1", "--norm-floor=99", f"--out={tmp_path / 'run'}"])
     assert caught.value.code == 7

@@ -23,7 +23,7 @@ from fedrp.flower.settings import run_settings
 from fedrp.protocol import wire
 from fedrp.protocol.aggregate import cut_at_each_end, trimmed_mean
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.backend import Tap
+from fedrp.simulation.hosts import Tap
 from fedrp.types import Packets
 from helpers import ROOT, Federation, tiny_config, tiny_task
 

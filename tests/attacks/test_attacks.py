@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedrp import RunConfig, simulate
-from fedrp.attacks.experiment import attack_angles, attack_keys, attack_pictures, record_run
+from fedrp.attacks.experiment import attack_angles, attack_images, attack_keys, record_run
 from fedrp.attacks.figures import write
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.keysearch import ROWS, keyed_guess, search, seeded_guess, seeded_matrix, typical_size
 from fedrp.attacks.membership import attack_membership
 from fedrp.attacks.metrics import area, matched, psnr, ssim, true_positives_at
-from fedrp.attacks.observations import angles, find_clues, opened_keys
+from fedrp.attacks.observations import angles, find_observations, opened_keys
 from fedrp.attacks.outcome import Scenario
 from fedrp.attacks.record import record
 from fedrp.attacks.view import ADVERSARIES, Recording, View
@@ -32,7 +32,7 @@ from fedrp.learning.task import Task, named_task
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
 from fedrp.rng import RunSeed
-from helpers import CLASSES, FEATURES, ROOT, TinyNet, all_windows, blobs, picture_file, round_keys, tiny_config, windows
+from helpers import CLASSES, FEATURES, ROOT, TinyNet, all_windows, blobs, image_file, round_keys, tiny_config, windows
 
 QUICK = Effort(iterations=60)
 SMALL = Scenario(clients=3, targets=1, rounds=2)
@@ -47,7 +47,7 @@ def dataset() -> Dataset:
 def recorded(dataset: Dataset) -> Callable[..., Recording]:
     def recorded(**changes: object) -> Recording:
         scenario = dataclasses.replace(SMALL, **changes)
-        chosen = [np.arange(scenario.pictures) + scenario.pictures * client for client in range(scenario.clients)]
+        chosen = [np.arange(scenario.images) + scenario.images * client for client in range(scenario.clients)]
         return record_run(scenario, dataset, chosen)
 
     return recorded
@@ -98,22 +98,22 @@ def test_a_view_repeats_what_was_recorded(recorded: Callable[..., Recording]) ->
 def test_an_insider_knows_the_step_of_every_other_client(
     algorithm: str, round_: int, least: float, recorded: Callable[..., Recording], dataset: Dataset
 ) -> None:
-    """What the clue says is what the client's picture did: its gradient at the common model, behind the matrix."""
+    """What the observation says is what the client's image did: its gradient at the common model, behind the matrix."""
     recording = recorded(algorithm=algorithm, dim=50)
-    clues = find_clues(recording.view(ADVERSARIES["server+client"]), RunSeed(0), round_)
-    assert [clue.clients for clue in clues] == [(1,), (2,)]
-    for clue in clues:
-        (client,) = clue.clients
+    observations = find_observations(recording.view(ADVERSARIES["server+client"]), RunSeed(0), round_)
+    assert [observation.clients for observation in observations] == [(1,), (2,)]
+    for observation in observations:
+        (client,) = observation.clients
         module = recording.public.model()
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(clue.model.copy()), module.parameters())
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(observation.model.copy()), module.parameters())
         x = torch.from_numpy(dataset.normalised(dataset.train_x[client : client + 1]))
         loss = torch.nn.functional.cross_entropy(module(x), torch.from_numpy(dataset.train_y[client : client + 1]))
         loss.backward()
         gradient = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).numpy()
-        expected = gradient if clue.projection is None else clue.projection.forward(gradient)
-        cosine = -clue.update @ expected / np.linalg.norm(clue.update) / np.linalg.norm(expected)
+        expected = gradient if observation.projection is None else observation.projection.forward(gradient)
+        cosine = -observation.update @ expected / np.linalg.norm(observation.update) / np.linalg.norm(expected)
         assert cosine > least
-        assert not clue.guessed
+        assert not observation.guessed
 
 
 def test_aggregates_tell_a_client_the_mean_of_the_others(recorded: Callable[..., Recording]) -> None:
@@ -128,16 +128,16 @@ def test_momentum_over_rounds_hides_nothing_from_a_client(algorithm: str) -> Non
 
 
 def require_mean_of_others(recording: Recording, round_: int) -> None:
-    insider = find_clues(recording.view(ADVERSARIES["server+client"]), RunSeed(0), round_)
+    insider = find_observations(recording.view(ADVERSARIES["server+client"]), RunSeed(0), round_)
     everyone = {c.clients: c.update for c in insider}
-    (clue,) = find_clues(recording.view(ADVERSARIES["client"]), RunSeed(0), round_)
-    assert clue.clients == (1, 2)
-    np.testing.assert_allclose(clue.update, (everyone[(1,)] + everyone[(2,)]) / 2, atol=1e-6)
+    (observation,) = find_observations(recording.view(ADVERSARIES["client"]), RunSeed(0), round_)
+    assert observation.clients == (1, 2)
+    np.testing.assert_allclose(observation.update, (everyone[(1,)] + everyone[(2,)]) / 2, atol=1e-6)
 
 
 def test_without_keys_model_and_matrix_are_guesses(recorded: Callable[..., Recording]) -> None:
     view = recorded(algorithm="fedrp-subspace", dim=30).view(ADVERSARIES["server"])
-    one, two = (find_clues(view, RunSeed(guess))[0] for guess in (1, 2))
+    one, two = (find_observations(view, RunSeed(guess))[0] for guess in (1, 2))
     assert one.guessed
     assert two.guessed
     assert not np.allclose(one.model, two.model)
@@ -147,36 +147,36 @@ def test_without_keys_model_and_matrix_are_guesses(recorded: Callable[..., Recor
 # --- inversion -------------------------------------------------------------------------------------------------------
 
 
-def test_fedavg_gives_a_single_picture_away() -> None:
-    outcome = attack_pictures(SMALL, QUICK)
+def test_fedavg_gives_a_single_image_away() -> None:
+    outcome = attack_images(SMALL, QUICK)
     assert min(outcome.psnr) > 25
     assert outcome.label_rate == 1
     assert outcome.targets[0].ssim[0] > 0.95
-    assert max(outcome.mean_picture) < 15
+    assert max(outcome.mean_image) < 15
 
 
 def test_with_the_matrix_a_thousand_numbers_give_it_away_too() -> None:
     scenario = dataclasses.replace(SMALL, algorithm="fedrp-subspace", adversary="server+client", projection="sign")
-    outcome = attack_pictures(scenario, QUICK)
+    outcome = attack_images(scenario, QUICK)
     assert min(outcome.psnr) > 25
     assert outcome.label_rate == 1
 
 
 @pytest.mark.parametrize("algorithm", ["fedrp", "fedrp-subspace"])
-def test_without_the_matrix_the_mean_picture_is_the_better_guess(algorithm: str) -> None:
+def test_without_the_matrix_the_mean_image_is_the_better_guess(algorithm: str) -> None:
     scenario = dataclasses.replace(SMALL, algorithm=algorithm, projection="sign", targets=3, dim=500)
-    outcome = attack_pictures(scenario, Effort(iterations=30))
+    outcome = attack_images(scenario, Effort(iterations=30))
     assert outcome.guessed
-    assert max(outcome.psnr) < np.mean(outcome.mean_picture)
+    assert max(outcome.psnr) < np.mean(outcome.mean_image)
 
 
-def test_noise_hides_the_picture_from_the_server() -> None:
-    outcome = attack_pictures(dataclasses.replace(SMALL, algorithm="fedavg-dp"), Effort(iterations=30))
-    assert max(outcome.psnr) < np.mean(outcome.mean_picture)
+def test_noise_hides_the_image_from_the_server() -> None:
+    outcome = attack_images(dataclasses.replace(SMALL, algorithm="fedavg-dp"), Effort(iterations=30))
+    assert max(outcome.psnr) < np.mean(outcome.mean_image)
 
 
-def test_an_outcome_is_written_as_pictures_and_json(tmp_path: Path) -> None:
-    outcome = attack_pictures(SMALL, Effort(iterations=2))
+def test_an_outcome_is_written_as_images_and_json(tmp_path: Path) -> None:
+    outcome = attack_images(SMALL, Effort(iterations=2))
     write(outcome, tmp_path / "new")
     kept = json.loads((tmp_path / "new" / "result.json").read_text())
     assert (kept["algorithm"], kept["adversary"], kept["psnr_each"]) == (
@@ -184,7 +184,7 @@ def test_an_outcome_is_written_as_pictures_and_json(tmp_path: Path) -> None:
         "server",
         [round(outcome.psnr[0], 2)],
     )
-    assert (tmp_path / "new" / "pictures.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "new" / "images.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -197,25 +197,25 @@ def test_an_outcome_is_written_as_pictures_and_json(tmp_path: Path) -> None:
         ({"round": 3}, ConfigError, "round=3"),
         ({"round": 2, "joined": 3}, ConfigError, "joined=3"),
         ({"model": "lenet"}, ConfigError, "unknown model 'lenet'"),
-        ({"clients": 10_001}, DataError, "not so many pictures"),
+        ({"clients": 10_001}, DataError, "not so many images"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, object], error: type[FedRPError], told: str) -> None:
     with pytest.raises(error, match=told):
-        attack_pictures(dataclasses.replace(SMALL, **changes), Effort(iterations=1))
+        attack_images(dataclasses.replace(SMALL, **changes), Effort(iterations=1))
 
 
 @pytest.mark.slow
 def test_a_later_round_of_fedavg_is_no_safer() -> None:
-    outcome = attack_pictures(dataclasses.replace(SMALL, rounds=4, round=3), Effort())
+    outcome = attack_images(dataclasses.replace(SMALL, rounds=4, round=3), Effort())
     assert min(outcome.psnr) > 25
 
 
 @pytest.mark.slow
-def test_rounds_add_up_until_a_small_matrix_gives_the_picture_away() -> None:
+def test_rounds_add_up_until_a_small_matrix_gives_the_image_away() -> None:
     few = Scenario("fedrp-subspace", "server+client", clients=2, targets=1, dim=200, projection="sign", rounds=5)
-    (one,) = attack_pictures(few, Effort()).psnr
-    (four,) = attack_pictures(dataclasses.replace(few, round=4, joined=4), Effort()).psnr
+    (one,) = attack_images(few, Effort()).psnr
+    (four,) = attack_images(dataclasses.replace(few, round=4, joined=4), Effort()).psnr
     assert one < 20
     assert four > 25
 
@@ -223,19 +223,19 @@ def test_rounds_add_up_until_a_small_matrix_gives_the_picture_away() -> None:
 @pytest.mark.slow
 def test_of_two_clients_each_reads_the_other() -> None:
     scenario = Scenario("fedrp-subspace", "client", clients=2, rounds=2, projection="sign")
-    assert min(attack_pictures(scenario, Effort()).psnr) > 25
+    assert min(attack_images(scenario, Effort()).psnr) > 25
 
 
 def test_a_dense_layer_gives_its_input_away(recorded: Callable[..., Recording], dataset: Dataset) -> None:
-    """Also where pixels are hard to get: weight gradient by bias gradient is the layer's input, from one picture."""
+    """Also where pixels are hard to get: weight gradient by bias gradient is the layer's input, from one image."""
     recording = recorded(model="lenet5")
-    clue = find_clues(recording.view(ADVERSARIES["server"]), RunSeed(0))[0]
+    observation = find_observations(recording.view(ADVERSARIES["server"]), RunSeed(0))[0]
     module = recording.public.model()
     layout = layout_of(module)
-    step = dict(zip(layout.names, layout.views(torch.from_numpy(clue.update)), strict=True))
+    step = dict(zip(layout.names, layout.views(torch.from_numpy(observation.update)), strict=True))
     weight, bias = step["7.weight"], step["7.bias"]
     found = (weight * bias[:, None]).sum(dim=0) / bias.square().sum()
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(clue.model.copy()), module.parameters())
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(observation.model.copy()), module.parameters())
     with torch.no_grad():
         truth = module[:7](torch.from_numpy(dataset.normalised(dataset.train_x[:1])))[0].double()
     assert float((found - truth).norm() / truth.norm()) < 1e-3
@@ -246,7 +246,7 @@ def test_a_dense_layer_gives_its_input_away(recorded: Callable[..., Recording], 
 
 def test_angles_survive_the_matrix(recorded: Callable[..., Recording]) -> None:
     secret = recorded(algorithm="fedrp-subspace", dim=2000, projection="sign")
-    known = find_clues(secret.view(ADVERSARIES["server+client"]), RunSeed(0))
+    known = find_observations(secret.view(ADVERSARIES["server+client"]), RunSeed(0))
     cosine = known[0].update @ known[1].update / np.linalg.norm(known[0].update) / np.linalg.norm(known[1].update)
     assert angles(secret.view(ADVERSARIES["server"]))[1, 2] == pytest.approx(cosine)
 
@@ -256,19 +256,19 @@ def test_the_server_alone_can_group_clients_by_class_but_not_name_the_classes() 
     links = attack_angles(Scenario("fedrp-subspace", clients=40, rounds=2))
     assert links.same_class.low > 0.9
     assert links.label_rate < 0.5
-    assert links.psnr < links.psnr_mean_picture + 0.5
+    assert links.psnr < links.psnr_mean_image + 0.5
 
 
 # --- likeness --------------------------------------------------------------------------------------------------------
 
 
 def test_psnr_of_a_known_error() -> None:
-    picture = np.full((1, 8, 8), 0.5)
-    assert psnr(picture, picture + 0.1) == pytest.approx(20)
-    assert psnr(picture, picture) == 100
+    image = np.full((1, 8, 8), 0.5)
+    assert psnr(image, image + 0.1) == pytest.approx(20)
+    assert psnr(image, image) == 100
 
 
-def test_ssim_of_flat_pictures_is_their_luminance_term() -> None:
+def test_ssim_of_flat_images_is_their_luminance_term() -> None:
     """Without contrast only the means are left: (2ab + c1) / (a^2 + b^2 + c1), by hand."""
     a, b = np.full((1, 16, 16), 0.2), np.full((1, 16, 16), 0.6)
     assert ssim(a, b) == pytest.approx((2 * 0.12 + 1e-4) / (0.04 + 0.36 + 1e-4))
@@ -285,18 +285,18 @@ def test_ssim_of_a_contrast_change_by_hand() -> None:
 
 def test_ssim_is_symmetric_and_falls_with_noise() -> None:
     rng = np.random.default_rng(0)
-    picture = load_dataset("mnist-mini").train_x[0] / 255.0
-    noisy = [picture + rng.normal(0, deviation, picture.shape) for deviation in (0.05, 0.2, 0.8)]
-    values = [ssim(picture, other) for other in noisy]
-    assert ssim(picture, picture) == pytest.approx(1)
+    image = load_dataset("mnist-mini").train_x[0] / 255.0
+    noisy = [image + rng.normal(0, deviation, image.shape) for deviation in (0.05, 0.2, 0.8)]
+    values = [ssim(image, other) for other in noisy]
+    assert ssim(image, image) == pytest.approx(1)
     assert values == sorted(values, reverse=True)
-    assert ssim(noisy[1], picture) == pytest.approx(values[1])
+    assert ssim(noisy[1], image) == pytest.approx(values[1])
 
 
 def test_reconstructions_are_paired_with_their_originals() -> None:
-    pictures = np.random.default_rng(0).random((5, 1, 6, 6))
+    images = np.random.default_rng(0).random((5, 1, 6, 6))
     order = np.array([3, 1, 4, 0, 2])
-    assert np.array_equal(pictures[order][matched(pictures, pictures[order])], pictures)
+    assert np.array_equal(images[order][matched(images, images[order])], images)
 
 
 def test_area_of_random_scores_is_a_half_and_its_interval_covers_it() -> None:
@@ -333,7 +333,7 @@ def test_a_model_that_learned_noise_by_heart_gives_its_members_away(tmp_path: Pa
 
 
 def test_where_every_client_keeps_its_model_members_are_that_clients(tmp_path: Path) -> None:
-    config = RunConfig("fwc", f"npz:{picture_file(tmp_path / 'pictures.npz')}", clients=3, rounds=1)
+    config = RunConfig("fwc", f"npz:{image_file(tmp_path / 'images.npz')}", clients=3, rounds=1)
     simulate(config, named_task(config), out=tmp_path / "run")
     found = attack_membership(tmp_path / "run", references=0)
     assert found["members_of"] == "the client whose model is delivered"

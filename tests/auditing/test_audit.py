@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest
 
 from fedrp import RunConfig
-from fedrp.algorithms.mechanisms import noise
+from fedrp.algorithms.mechanisms import clip
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.canary import AuditResult, Fault, Mechanism, _seen, audit
 from fedrp.auditing.lower_bounds import audit_bounds, clopper_pearson
@@ -153,7 +153,7 @@ def test_a_projection_with_a_key_that_is_used_again_is_caught() -> None:
 
 def test_a_mechanism_that_forgets_to_clip_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """By so much that the server alone would not notice: beyond that, the sum is none of honest clients."""
-    monkeypatch.setattr(noise, "clip_to_norm", lambda update, bound: clip_to_norm(update, 4 * bound))
+    monkeypatch.setattr(clip, "clip_to_norm", lambda update, bound: clip_to_norm(update, 4 * bound))
     assert play(NOISY[0]).violated
 
 

@@ -90,8 +90,8 @@ def test_mistakes_are_named(changes: dict[str, object], message: str) -> None:
         estimate_sensitivity(tiny_config("fedrp"), tiny_task(), **changes)
 
 
-def test_the_command_line_says_that_it_is_an_estimate(pictures: object, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["sensitivity", f"--dataset=npz:{pictures}", "--clients=2", "--rounds=2", "--workers=1"]
+def test_the_command_line_says_that_it_is_an_estimate(images: object, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["sensitivity", f"--dataset=npz:{images}", "--clients=2", "--rounds=2", "--workers=1"]
     main([*options, "--neighbours=2", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["basis"] == Basis.ESTIMATED.value

@@ -272,9 +272,9 @@ def test_methods_learn(name: str) -> None:
     assert last["accuracy"] > 80
 
 
-def test_the_command_writes_its_outcome(pictures: Path, tmp_path: Path) -> None:
+def test_the_command_writes_its_outcome(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out.json"
-    arguments = ["--dataset", f"npz:{pictures}", "--clients", "2", "--rounds", "2", "--budget", "1000", "--out", out]
+    arguments = ["--dataset", f"npz:{images}", "--clients", "2", "--rounds", "2", "--budget", "1000", "--out", out]
     command = [sys.executable, SCRIPT, *arguments, "--methods", "topk,qsgd:7"]
     subprocess.run(command, env=environment(), check=True, capture_output=True)
     result = json.loads(out.read_text())
@@ -286,8 +286,8 @@ def test_the_command_writes_its_outcome(pictures: Path, tmp_path: Path) -> None:
     assert outcome["accuracy"] == outcome["history"][-1]["accuracy"]
 
 
-def test_a_run_that_diverges_is_told(pictures: Path) -> None:
-    config = RunConfig(algorithm="fedavg", dataset=f"npz:{pictures}", clients=2, rounds=2, lr=1e30, grad_clip=0.0)
+def test_a_run_that_diverges_is_told(images: Path) -> None:
+    config = RunConfig(algorithm="fedavg", dataset=f"npz:{images}", clients=2, rounds=2, lr=1e30, grad_clip=0.0)
     outcome = compression.measure("topk", 1000, config, 1)
     assert "training diverged" in outcome["diverged"]
     assert len(outcome["history"]) == 1

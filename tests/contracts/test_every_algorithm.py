@@ -1,8 +1,8 @@
-"""What every entry of ALGORITHMS promises; and that each promise, once broken, is found."""
+"""What every algorithm and every baseline promises; and that each promise, once broken, is found."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,17 +13,20 @@ from fedrp.algorithms.client_side import ClientState, Local, Participant, Upload
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.servers import SERVERS
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, methods
 from fedrp.config import Resolved
 from fedrp.errors import ConfigError
-from fedrp.testing.contracts import ALGORITHM_CONTRACTS, Settings, check_algorithm
+from fedrp.testing.contracts import ALGORITHM_CONTRACTS, BASELINE_CONTRACTS, Contract, check_algorithm, contracts_of
 
 WITHOUT_NOISE = {"noise_multiplier": 0.0, "clip": 1e6}
 
 
-@pytest.mark.parametrize("contract", ALGORITHM_CONTRACTS, ids=lambda contract: contract.__name__)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_keeps_the_contract(name: str, contract: Callable[[str, Settings], None]) -> None:
+@pytest.mark.parametrize(
+    ("name", "contract"),
+    [(name, contract) for name in methods() for contract in contracts_of(name)],
+    ids=lambda item: item if isinstance(item, str) else item.__name__,
+)
+def test_every_algorithm_keeps_the_contract(name: str, contract: Contract) -> None:
     contract(name, WITHOUT_NOISE if name == "fedavg-dp" else {})
 
 
@@ -44,15 +47,15 @@ def forgetful(change: str) -> Algorithm:
         fresh = np.float32(1e-3 * next(COUNTER))
         return [upload._replace(vector=upload.vector + fresh) for upload in client.round(local, clients)]
 
+    shrinks = dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.float32(0.9) * mean)
     return {
         "inputs_are_not_changed": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=writes)),
         "rounds_are_deterministic": dataclasses.replace(FEDAVG, client=dataclasses.replace(client, round=drifts)),
         "uploads_are_finite_float32_of_the_stated_size": dataclasses.replace(
-            FEDAVG, server=dataclasses.replace(server, upload_size=lambda _config, parameters: parameters + 1)
+            FEDAVG, server=dataclasses.replace(server, update_size=lambda _config, parameters: parameters + 1)
         ),
-        "one_client_gets_what_its_training_gave": dataclasses.replace(
-            FEDAVG, server=dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.float32(0.9) * mean)
-        ),
+        "one_client_gets_what_its_training_gave": dataclasses.replace(FEDAVG, server=shrinks),
+        "a_lone_client_gets_what_its_training_gave": dataclasses.replace(FEDAVG, server=shrinks),
         "a_consensus_is_the_same_bits_everywhere": dataclasses.replace(
             FEDAVG, client=dataclasses.replace(client, finish=own)
         ),
@@ -69,10 +72,12 @@ def forgetful(change: str) -> Algorithm:
 COUNTER = itertools.count()
 
 
-@pytest.mark.parametrize("contract", ALGORITHM_CONTRACTS, ids=lambda contract: contract.__name__)
-def test_every_contract_can_be_broken(
-    contract: Callable[[str, Settings], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "contract",
+    dict.fromkeys([*ALGORITHM_CONTRACTS, *BASELINE_CONTRACTS]),
+    ids=lambda contract: contract.__name__,
+)
+def test_every_contract_can_be_broken(contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = forgetful(contract.__name__)
     monkeypatch.setitem(ALGORITHMS, "broken", broken)
     monkeypatch.setitem(SERVERS, "broken", broken.server)
@@ -107,16 +112,16 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
 
 
 def test_the_optional_settings_are_those_that_some_algorithm_uses() -> None:
-    assert set(OPTIONAL) == set().union(*(algorithm.settings for algorithm in ALGORITHMS.values()))
+    assert set(OPTIONAL) == set().union(*(method.settings for method in methods().values()))
 
 
 @pytest.mark.parametrize("setting", OPTIONAL)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", methods())
 def test_a_setting_acts_where_it_is_offered_and_is_refused_elsewhere(name: str, setting: str, task: Task) -> None:
     value, needs = OPTIONAL[setting]
     base = RunConfig(algorithm=name, clients=4, rounds=3, batch_size=8, dim=12, lr=0.05)
     without, given = (dataclasses.replace(base, **changes) for changes in (needs, {**needs, setting: value}))
-    if setting not in ALGORITHMS[name].settings:
+    if setting not in methods()[name].settings:
         with pytest.raises(ConfigError, match=rf"=.* does nothing with algorithm '{name}': leave it out, or use \w+"):
             simulate(given, task)
         return

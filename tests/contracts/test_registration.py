@@ -13,7 +13,7 @@ import pytest
 
 import fedrp
 from fedrp.algorithms.servers import SERVERS
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES
 from fedrp.errors import ConfigError
 from fedrp.learning.data import DATASETS
 from fedrp.learning.zoo import MODELS
@@ -100,11 +100,11 @@ def installed(folder: Path, *points: str) -> dict[str, str]:
     return variables | {"PYTHONPATH": f"{folder}:{variables.get('PYTHONPATH', '')}"}
 
 
-def test_an_installed_package_adds_its_algorithm_to_the_command_line(tmp_path: Path, pictures: Path) -> None:
+def test_an_installed_package_adds_its_algorithm_to_the_command_line(tmp_path: Path, images: Path) -> None:
     variables = installed(tmp_path, "fedprox = fedprox:FEDPROX")
     shown = subprocess.run(command("algorithms"), capture_output=True, text=True, env=variables)
     assert "fedprox          FedAvg with a pull towards the common model\n" in shown.stdout
-    small = ["--clients=3", "--rounds=1", "--workers=2", f"--dataset=npz:{pictures}", f"--out={tmp_path / 'run'}"]
+    small = ["--clients=3", "--rounds=1", "--workers=2", f"--dataset=npz:{images}", f"--out={tmp_path / 'run'}"]
     done = subprocess.run(
         command("run", "--algorithm=fedprox", "--proximal=0.1", *small), capture_output=True, text=True, env=variables
     )
@@ -114,6 +114,7 @@ def test_an_installed_package_adds_its_algorithm_to_the_command_line(tmp_path: P
 
 def test_a_broken_package_is_named_and_harms_no_other_algorithm(tmp_path: Path) -> None:
     points = ["one = fedprox:NOTHING", "two = missing:FEDPROX", "three = fedprox:latest", "fedavg = fedprox:FEDPROX"]
+    points.append("fwc = fedprox:FEDPROX")
     shown = subprocess.run(
         command("algorithms"),
         capture_output=True,
@@ -121,9 +122,10 @@ def test_a_broken_package_is_named_and_harms_no_other_algorithm(tmp_path: Path) 
         env=installed(tmp_path, *points, "good = fedprox:FEDPROX"),
     )
     assert shown.returncode == 0
-    assert [line.split()[0] for line in shown.stdout.splitlines()] == [*ALGORITHMS, "good"]
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == [*ALGORITHMS, "good", *BASELINES]
     assert sorted(shown.stderr.splitlines()) == [
         "algorithm 'fedavg' of fedprox:FEDPROX is left out: the name is taken",
+        "algorithm 'fwc' of fedprox:FEDPROX is left out: the name is taken",
         "algorithm 'one' of fedprox:NOTHING cannot be loaded: module 'fedprox' has no attribute 'NOTHING'",
         "algorithm 'three' of fedprox:latest is left out: it is a function",
         "algorithm 'two' of missing:FEDPROX cannot be loaded: No module named 'missing'",
@@ -144,9 +146,9 @@ def test_a_projection_family_from_outside_has_its_own_matrices_and_its_tag_on_th
     assert result.model.tobytes() != other.model.tobytes()
 
 
-def test_a_model_and_a_data_set_from_outside_are_named_by_settings(pictures: Path) -> None:
+def test_a_model_and_a_data_set_from_outside_are_named_by_settings(images: Path) -> None:
     fedrp.register("my-model", MODELS["lenet5"]._replace(learning_rate=0.01))
-    fedrp.register("my-data", DATASETS["mnist-mini"]._replace(path=pictures, facts=None))
+    fedrp.register("my-data", DATASETS["mnist-mini"]._replace(path=images, facts=None))
     config = fedrp.RunConfig(algorithm="fedavg", model="my-model", dataset="my-data", clients=2, rounds=1)
     result = fedrp.simulate(config, fedrp.named_task(config))
     assert result.config.lr == 0.01

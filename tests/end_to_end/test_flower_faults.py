@@ -32,7 +32,6 @@ from fedrp.testing.local import LocalGrid, run_locally
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
 from helpers import TinyNet, mounted, tiny_config
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 EXACT = {"projection": "sign"}  # results are equal to the last bit, on every machine
 Answer = Callable[[int, Message], Message | None]
 

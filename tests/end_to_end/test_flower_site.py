@@ -144,8 +144,8 @@ def test_values_of_the_apps_own_are_plain_and_hide_none_of_the_sites(
 ) -> None:
     path = site_file(tmp_path)
     right = path.read_text()
-    path.write_text(f"{right}[node]\npictures = [1, 2]\n")
-    assert "node.pictures=[1, 2] is not valid: expected text, a number" in said(capsys, "site", path)[1]
+    path.write_text(f"{right}[node]\nimages = [1, 2]\n")
+    assert "node.images=[1, 2] is not valid: expected text, a number" in said(capsys, "site", path)[1]
     path.write_text(f'{right}[node]\nagreed = "other.toml"\n')
     assert "expected another name: 'agreed' stands above" in said(capsys, "site", path)[1]
 

@@ -14,7 +14,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from fedrp import simulate
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES
 from fedrp.cli import cli
 from fedrp.crypto.roster import load_identity
 from fedrp.errors import ConfigError, FedRPError
@@ -37,11 +37,9 @@ from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import ROOT, FrozenNet, TinyNet, all_windows, round_keys, tiny_config, tiny_task, windows
 
 SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.round_keys]
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 CASES = [
     *((name, projection, secure) for name in SECRET for projection in ("sign", "gaussian") for secure in (False, True)),
-    *((name, None, secure) for name in TALKING if name not in SECRET for secure in (False, True)),
-    ("fwc", None, False),
+    *((name, None, secure) for name in ALGORITHMS if name not in SECRET for secure in (False, True)),
 ]
 
 
@@ -354,7 +352,14 @@ def test_settings_have_the_names_of_the_command_line_and_auto_is_the_default() -
 def test_uploads_are_masked_unless_the_run_config_says_otherwise() -> None:
     assert run_settings({})[0].secure_aggregation
     assert not run_settings({"secure-aggregation": False})[0].secure_aggregation
-    assert not run_settings({"algorithm": "fwc"})[0].secure_aggregation  # nothing is sent
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_not_deployed(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = FlowerFederation(tmp_path, tiny_config(name))
+    with pytest.raises(ConfigError, match=f"^algorithm '{name}' is for the simulator only"):
+        run.run()
+    assert not any(run.sent_to(client, HELLO) for client in range(4))
 
 
 @pytest.mark.parametrize(

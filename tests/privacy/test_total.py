@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import method_of
 from fedrp.privacy.assumptions import ONE_RUN
 from fedrp.privacy.bounds import EpsilonInterval, bound, tightest
 from fedrp.privacy.events import (
@@ -135,7 +135,7 @@ def test_a_record_of_no_event_is_refused(record: dict[str, object]) -> None:
 
 def released(name: str, /, **changes: object) -> list[Release]:
     config = resolved(tiny_config(name, **changes), 83)
-    return list(ALGORITHMS[name].releases(config))
+    return list(method_of(config).releases(config))
 
 
 @pytest.mark.parametrize("adversary", ADVERSARIES, ids=lambda who: who.name)

@@ -27,8 +27,6 @@ from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_identity
 from helpers import Federation, TinyNet, tiny_config
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
-
 
 def secure(name: str, **changes: object) -> Federation:
     return Federation(tiny_config(name, secure_aggregation=True, **changes))
@@ -143,7 +141,7 @@ def test_with_an_insider_who_knows_the_matrices_it_does_not_find_it_either(famil
     assert np.abs(rest).max() > 100
 
 
-@pytest.mark.parametrize("name", [name for name in TALKING if ALGORITHMS[name].server.memory == "own"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if ALGORITHMS[name].server.memory == "own"])
 def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> None:
     """Even if a server claims that every round so far was given up: then all start anew, and alike."""
     run = secure(name, clients=6, rounds=6)
@@ -158,7 +156,7 @@ def test_who_missed_a_round_has_another_transcript_from_then_on(name: str) -> No
 STILL = {"lr": 1e-30, "local_epochs": 2, "secure_range": 1e9}  # settings by which an upload is known, or nearly
 
 
-@pytest.mark.parametrize("name", [name for name in TALKING if name != "fedavg-dp"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedavg-dp"])
 @pytest.mark.parametrize("setting", STILL)
 def test_clients_with_other_settings_are_not_summed_with_the_one_who_has_the_true_ones(name: str, setting: str) -> None:
     """Settings reach a site through the server: with a learning rate of zero all uploads but one would be known."""
@@ -173,7 +171,7 @@ def test_clients_with_other_settings_are_not_summed_with_the_one_who_has_the_tru
     assert len({client_state.transcript for client_state in run.clients.values()}) == 2
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_news_beside_a_recovery_get_no_second_answer_to_it(name: str) -> None:
     """Told to start anew, a client no longer has the transcript that its masks came from."""
     run = secure(name, clients=5, rounds=6, quorum=0.6)
@@ -301,7 +299,7 @@ def test_mask_keys_cost_nothing_after_the_first_round() -> None:
 # --- 6. one bad client ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_random_words_under_masks_spoil_no_model(name: str) -> None:
     """Nobody can tell whose they are, but everyone can tell that the sum is none of honest clients."""
     run, honest = (secure(name, clients=5, rounds=4) for _ in range(2))
@@ -319,7 +317,7 @@ def test_random_words_under_masks_spoil_no_model(name: str) -> None:
     assert np.linalg.norm(again) < 3 * np.linalg.norm(before) + 1
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_client_refuses_an_aggregate_that_no_honest_cohort_can_have_made(name: str) -> None:
     run = secure(name, clients=5, rounds=4)
     run.round()
@@ -479,7 +477,7 @@ def catch_up(run: Federation, rounds: int) -> bytes:
     return wire.encode([*introductions(run, 1), *sealed, *told, call_of(run, rounds)])
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> None:
     """Before all rounds up to it are looked for: those of four billion would take all of a client's memory."""
     run = Federation(tiny_config(name))
@@ -487,6 +485,15 @@ def test_the_end_of_a_round_that_the_run_does_not_have_is_refused(name: str) -> 
     packet = wire.encode([message(run, Kind.FINISH, 2**32 - 1)])
     with pytest.raises(ProtocolError, match="the end of round 4294967295 was announced, but the run has 3: refused"):
         finished(run.bench, run.clients[1], run.sites[1], packet)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_last_packet_that_announces_no_end_is_refused(name: str) -> None:
+    run = Federation(tiny_config(name))
+    run.round()
+    for packet in (b"", run.open()[1]):
+        with pytest.raises(ProtocolError, match="client 1 was sent a last packet that announces no end: refused"):
+            finished(run.bench, run.clients[1], run.sites[1], packet)
 
 
 def test_a_client_deals_one_key_per_round() -> None:

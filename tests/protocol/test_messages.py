@@ -27,7 +27,6 @@ from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
 SECRET = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.round_keys]
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 
 
 def altered(packet: bytes, kind: Kind, **changes: object) -> bytes:
@@ -77,7 +76,7 @@ def refused(run: Federation, client: int, packet: bytes, error: type[Exception],
     assert run.clients[client] is before
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_old_round_is_refused(name: str) -> None:
     run = Federation(tiny_config(name))
     first = run.open()
@@ -86,7 +85,7 @@ def test_an_old_round_is_refused(name: str) -> None:
     refused(run, 1, first[1], ProtocolError, "replayed")
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_round_that_is_asked_for_twice_is_answered_with_the_same_bytes(name: str) -> None:
     """Noise and training must not happen twice; the server may have lost the reply."""
     run = Federation(tiny_config(name))
@@ -213,14 +212,14 @@ def test_a_missing_key_is_noticed() -> None:
     refused(run, 1, without(run.open()[1], Kind.SEALED), ProtocolError, "client 1 has no sealed key for round")
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_missing_aggregate_is_noticed(name: str) -> None:
     run = Federation(tiny_config(name))
     run.round()
     refused(run, 1, without(run.open()[1], Kind.AGGREGATE), ProtocolError, "aggregate of round 1 is missing")
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_aggregate_of_the_wrong_length_is_refused(name: str) -> None:
     run = Federation(tiny_config(name))
     run.round()
@@ -310,7 +309,7 @@ def test_an_upload_of_a_client_that_was_not_asked_is_refused() -> None:
     assert list(report.refused) == [stranger]
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_below_the_quorum_the_round_fails_and_can_be_repeated(name: str) -> None:
     run, undisturbed = Federation(tiny_config(name)), Federation(tiny_config(name))
     replies = run.deliver(run.open())
@@ -387,8 +386,8 @@ def play(run: Federation, rounds: int, absent: Callable[[int], set[int]]) -> lis
 @pytest.mark.parametrize(
     ("name", "momentum"),
     [
-        *((name, None) for name in TALKING),
-        *((name, 0.6) for name in TALKING if "server_momentum" in ALGORITHMS[name].settings),
+        *((name, None) for name in ALGORITHMS),
+        *((name, 0.6) for name in ALGORITHMS if "server_momentum" in ALGORITHMS[name].settings),
     ],
 )
 def test_a_late_joiner_and_one_who_was_away_get_what_they_need(name: str, momentum: float | None) -> None:
@@ -401,7 +400,7 @@ def test_a_late_joiner_and_one_who_was_away_get_what_they_need(name: str, moment
             np.testing.assert_allclose(model, models[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_someone_who_never_came_still_ends_with_a_model(name: str) -> None:
     run = Federation(tiny_config(name, rounds=4, quorum=0.5))
     play(run, 4, lambda _: {2})
@@ -413,7 +412,7 @@ def test_someone_who_never_came_still_ends_with_a_model(name: str) -> None:
         assert np.array_equal(models[2], secret_initial(TinyNet, round_keys(run.config)[0]))
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_with_partial_participation_only_the_chosen_are_called(name: str) -> None:
     run = Federation(tiny_config(name, rounds=8, participation=0.5, clients=6))
     called = [report.participants for report in play(run, 8, lambda _: set())]

@@ -28,7 +28,6 @@ from fedrp.storage.server import ServerFolder
 from flower_helpers import in_child
 from helpers import Federation, tiny_config
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
 WAY_OUT = "put the latest copy of the store back, or give another store"
 
 
@@ -56,7 +55,7 @@ def rounds_later(run: Federation, rounds: int) -> Federation:
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "masked"])
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_is_loaded_is_what_was_saved_at_every_moment(name: str, secure: bool, tmp_path: Path) -> None:
     run = Federation(tiny_config(name, rounds=4, secure_aggregation=secure))
     folder = ServerFolder(tmp_path, run.run)

@@ -37,8 +37,6 @@ from fedrp.testing.local import local_run
 from flower_helpers import FIRST_NODE, FlowerFederation, tiny_load
 from helpers import Federation, environment, round_keys, tiny_config, tiny_task
 
-TALKING = [name for name, algorithm in ALGORITHMS.items() if algorithm.server.exchanges]
-
 
 def same(one: Client, other: Client) -> bool:
     states = zip(one.state or (), other.state or (), strict=True)
@@ -68,7 +66,7 @@ def terms(name: str = "fedavg", /, weight: int = 1, data: str = "default", **cha
 # --- the client's state ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_client_that_is_written_and_read_between_all_messages_is_the_same_client(name: str, tmp_path: Path) -> None:
     kept, plain = Federation(tiny_config(name)), Federation(tiny_config(name))
     for _ in range(3):
@@ -391,7 +389,7 @@ def test_a_run_folder_is_written_there_all_the_same(
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_server_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     run, plain = Federation(tiny_config(name)), Federation(tiny_config(name))
     folder = ServerFolder(tmp_path, run.run)

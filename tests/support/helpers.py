@@ -16,8 +16,12 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
+from fedrp.algorithms.client_side import own_normals
+from fedrp.algorithms.mechanisms.base import AtClient
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
+from fedrp.config import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
@@ -66,6 +70,16 @@ def tiny_config(algorithm: str = "fedrp", /, **changes: object) -> RunConfig:
     return dataclasses.replace(base, **changes)
 
 
+def clipped_and_noised(
+    config: Resolved, update: np.ndarray, noise: SecretKey, participants: int, previous: np.ndarray | None = None
+) -> np.ndarray:
+    """An update as the mechanisms of its algorithm leave it, before masks."""
+    context = AtClient(previous, participants, own_normals(noise), warn=pytest.fail)
+    for mechanism in ALGORITHMS[config.algorithm].server.mechanisms(config):
+        update = mechanism.client(update, context)
+    return update
+
+
 def client_batches(config: RunConfig, round_: int, client: int, size: int) -> list[torch.Tensor]:
     """The batches of a client in a round, as its named stream gives them."""
     rng = RunSeed(config.seed).generator("batches", round_, client)
@@ -91,7 +105,7 @@ class Federation:
         self.roster = simulated_roster(RunSeed(config.seed), config.clients)
         device = torch.device("cpu")
         self.bench = make_workbench(self.config, self.run, self.roster, task.model, task.loss, device, 2**20)
-        size = ALGORITHMS[config.algorithm].server.upload_size(self.config, parameters)
+        size = Pipeline.of(self.config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
         self.server = new_server(self.config, self.run, size)
         self.sites: dict[int, Site] = {}
         self.received: list[bytes] = []  # all that has reached the server
@@ -154,8 +168,8 @@ class Federation:
         return {c: finished(self.bench, self.clients[c], self.sites[c], packet).model for c, packet in packets.items()}
 
 
-def picture_file(path: Path, train: int = 60, test: int = 30) -> Path:
-    """A small data set in the format of the command line: 28 x 28 pictures of three classes."""
+def image_file(path: Path, train: int = 60, test: int = 30) -> Path:
+    """A small data set in the format of the command line: 28 x 28 images of three classes."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", train), ("test", test)):

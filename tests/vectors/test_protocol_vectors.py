@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 import make_protocol_vectors as maker
-from fedrp.algorithms.client_side import ClientState, Local, Participant
-from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
-from fedrp.config import RunConfig
+from fedrp.config import Resolved, RunConfig
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
@@ -29,7 +27,7 @@ from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire
 from fedrp.protocol.history import settings_digest
 from fedrp.protocol.wire import Kind, Message
-from helpers import ROOT
+from helpers import ROOT, clipped_and_noised
 
 VECTORS = json.loads(maker.FILE.read_text())
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
@@ -210,9 +208,8 @@ def test_noise_comes_from_the_identity_and_the_packet_and_lies_on_a_grid(case):
     update = floats(case["update"], np.float32)
     for upload in case["uploads"]:
         settings = {n: float.fromhex(v) if n in maker.FLOATS and v else v for n, v in upload["settings"].items()}
-        config = RunConfig(algorithm="fedavg-dp", **settings)
-        local = Local(config, None, upload["participants"], lambda _: None, lambda *_: None)
-        sent = privatised(local, Participant(ClientState(update), [], key, None), update)
+        config = Resolved.of(RunConfig(algorithm="fedavg-dp", lr=0.1, **settings))
+        sent = clipped_and_noised(config, update, key, upload["participants"])
         assert sent.tolist() == floats(upload["sent"]).tolist()
         assert not (sent / float.fromhex(upload["step"]) % 1).any()
 

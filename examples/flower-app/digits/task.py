@@ -1,4 +1,4 @@
-"""What is learned: the model, and the pictures of each site. At a real site, load your own files here."""
+"""What is learned: the model, and the images of each site. At a real site, load your own files here."""
 
 from torch import nn
 
@@ -12,6 +12,6 @@ def model() -> nn.Module:
 
 
 def load(site: ClientContext) -> LocalTask:
-    everything = named_task(site.config)  # the bundled pictures, of which this site takes its share
+    everything = named_task(site.config)  # the bundled images, of which this site takes its share
     share = split_among_clients(everything, site.config)[site.index]
     return LocalTask(model, train=(share.x, share.y), test=everything.test)

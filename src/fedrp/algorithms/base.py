@@ -1,4 +1,4 @@
-"""What an algorithm is: a client side and a server side that meet only in bytes, and what it releases to whom."""
+"""What a run can train by: an algorithm, whose two sides meet only in bytes, or a baseline that has no sides."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,30 @@ EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", 
 AVERAGING_SETTINGS = EXCHANGE_SETTINGS | {"server_momentum"}
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """An entry of the table.
+def no_defaults(config: RunConfig, _parameters: int) -> Resolved:
+    """Where a method has no defaults of its own."""
+    return Resolved.of(config)
 
-    Guarantees, checked for every entry: with one client and no server momentum, the delivered model is what local
-    training gives.
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What the settings of a run can name as its algorithm.
+
+    Guarantees, checked for every entry of the tables: with one client and no server momentum, the delivered model is
+    what local training gives.
     """
 
     summary: str
-    settings: frozenset[str]  # of `RunConfig`, those that this algorithm uses and some other does not; but for `dim`
+    settings: frozenset[str]  # of `RunConfig`, those that this method uses and some other does not; but for `dim`
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
-    resolve: Callable[[RunConfig, int], Resolved]  # every default filled in, for so many parameters
-    client: ClientSide
-    server: ServerSide
     releases: Callable[[Resolved], Sequence[Release]]  # who learns what
+    resolve: Callable[[RunConfig, int], Resolved] = no_defaults  # every default filled in, for so many parameters
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Method):
+    """A method of the protocol: simulated, and deployed with Flower."""
+
+    client: ClientSide
+    server: ServerSide  # with the mechanisms between the two

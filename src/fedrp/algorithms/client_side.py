@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fedrp.algorithms.mechanisms.base import Normals, Purpose
 from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
@@ -36,8 +37,6 @@ class Participant(NamedTuple):
 
     state: ClientState
     history: Sequence[Step]  # from the last round it took part in (0: the set-up) to the one before this
-    noise: SecretKey  # its own randomness of this round, known to nobody else
-    previous: Vector | None  # the last aggregate, also if it was applied before; None before there is one
 
 
 class Local(NamedTuple):
@@ -45,17 +44,16 @@ class Local(NamedTuple):
 
     config: Resolved
     key: SecretKey | None  # of this round
-    participants: int  # how many clients take part, as the server announced
     project: Callable[[SecretKey], Projection]
     train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
     device: torch.device = _CPU  # that trains, and that the objective's tensors are on
 
 
 class Upload(NamedTuple):
-    """A client's new state and the vector that it sends."""
+    """A client's new state and its update, which mechanisms make the upload of."""
 
     state: ClientState
-    vector: Vector | Precise  # double precision only where it is to be masked, which rounds it
+    vector: Vector
     fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
 
 
@@ -66,6 +64,16 @@ class ClientSide:
     init: Callable[[Resolved, Vector], ClientState]  # from the initial model
     round: Callable[[Local, Sequence[Participant]], list[Upload]]
     finish: Callable[[Local, Participant], ClientState]  # what is delivered after the last round
+
+
+def own_normals(noise: SecretKey) -> Normals:
+    """A client's own normals of one round, from its secret of that round."""
+    keys = {"update": noise.derive("update"), "vote": noise.derive("vote")}
+
+    def normals(purpose: Purpose, count: int, start: int) -> Precise:
+        return keys[purpose].fine_normals(count, start)
+
+    return normals
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

@@ -2,8 +2,14 @@
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom
+
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
+
+Coins = npt.NDArray[np.float64]  # per client, a number in [0, 1)
 
 _FEWEST_TRIMMED = 3  # uploads of which one at each end can be left out
 
@@ -18,8 +24,40 @@ def least_participants(config: RunConfig) -> int:
     return MIN_SUMMED if config.secure_aggregation else least_uploads(config.trimmed_share)
 
 
+def due(config: RunConfig, coins: Coins) -> int:
+    """How many clients a round is to have, by the coins of those who can take part."""
+    if config.sampling == "poisson":
+        return max(least_participants(config), int((coins < config.participation).sum()))
+    return config.expected_participants
+
+
 def needed(config: Resolved, participants: int) -> int:
     """How many uploads a round must have, at least: of a cohort that is smaller than configured, no fewer."""
     cohort = participants if config.sampling == "poisson" else config.expected_participants
     quorum = max(least_uploads(config.trimmed_share), math.ceil(cohort * config.quorum))
     return max(quorum, MIN_SUMMED, cohort // 2 + 1) if config.secure_aggregation else quorum
+
+
+def largest_cohort(config: RunConfig) -> int:
+    """How many clients can take part in a round."""
+    return config.clients if config.sampling == "poisson" else config.expected_participants
+
+
+def participation_rate(config: RunConfig) -> float:
+    """The probability with which a client takes part in a round, being added to too few included."""
+    if config.sampling == "fixed":
+        return config.expected_participants / config.clients
+    few = _too_few(config)
+    added = sum((len(few) - count) * probability for count, probability in enumerate(few))
+    return min(1.0, config.participation + added / config.clients)
+
+
+def rarely_too_few(config: RunConfig) -> float:
+    """The probability, or more, that coins choose too few clients in any round."""
+    return min(1.0, config.rounds * sum(_too_few(config)))
+
+
+def _too_few(config: RunConfig) -> list[float]:
+    """How likely coins choose 0, 1, ... clients, for each number that is too small, so that some are added."""
+    counts = range(least_participants(config))
+    return [float(binom.pmf(count, config.clients, config.participation)) for count in counts]

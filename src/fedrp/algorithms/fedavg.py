@@ -1,4 +1,4 @@
-"""FedAvg: send the model, get the mean (McMahan et al. 2017). And FWC, which never talks: the floor.
+"""FedAvg: send the model, get the mean (McMahan et al. 2017).
 
 With server momentum beta (Hsu et al. 2019), v <- beta v + mean - w and w <- w + v, which is mean + beta (w - w before).
 The server does not know the model that all start from, so the first step carried on is that of the second round.

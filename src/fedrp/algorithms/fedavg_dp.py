@@ -11,7 +11,6 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import without_momentum
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
@@ -29,16 +28,13 @@ def _start(_config: Resolved, initial: Vector) -> ClientState:
 def _finish(_local: Local, client: Participant) -> ClientState:
     latest = client.history[-1].aggregate
     initial = client.state.carry
-    return client.state if latest is None else ClientState(initial + latest[: initial.size], initial)
+    return client.state if latest is None else ClientState(initial + latest, initial)
 
 
 def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     states = [_finish(local, client) for client in clients]
     trained = local.train(stacked([state.model for state in states]), PLAIN)
-    return [
-        Upload(state, privatised(local, client, model - state.model))
-        for state, model, client in zip(states, trained, clients, strict=True)
-    ]
+    return [Upload(state, model - state.model) for state, model in zip(states, trained, strict=True)]
 
 
 FEDAVG_DP = Algorithm(

@@ -1,23 +1,11 @@
-"""FWC, "federated without connection": every client trains alone. The floor."""
+"""FWC, "federated without connection": every client trains alone. The floor.
 
-from collections.abc import Sequence
+A baseline of the simulator (`fedrp.simulation.alone`): where nobody talks there is no protocol, and nothing to deploy.
+"""
 
-from fedrp.algorithms import servers
-from fedrp.algorithms.base import Algorithm
-from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
+from fedrp.algorithms.base import Method
 from fedrp.config.run import Resolved
-from fedrp.learning.objective import PLAIN
 from fedrp.privacy.events import Adjacency, Adversary, NothingReleased, Release, Unsupported
-from fedrp.types import Vector
-
-
-def _start(_config: Resolved, initial: Vector) -> ClientState:
-    return ClientState(initial)
-
-
-def _alone(local: Local, clients: Sequence[Participant]) -> list[Upload]:
-    trained = local.train(stacked([client.state.model for client in clients]), PLAIN)
-    return [Upload(ClientState(model), NOTHING) for model in trained]
 
 
 def _nothing_learned(_config: Resolved) -> list[Release]:
@@ -28,12 +16,9 @@ def _nothing_learned(_config: Resolved) -> list[Release]:
     ]
 
 
-FWC = Algorithm(
-    summary="federated without connection: every client alone, the floor",
+FWC = Method(
+    summary="federated without connection: every client alone, the floor (simulations only)",
     settings=frozenset(),
     delivers="client",
-    resolve=lambda config, _parameters: Resolved.of(config),
-    client=ClientSide(_start, _alone, lambda _local, client: client.state),
-    server=servers.FWC,
     releases=_nothing_learned,
 )

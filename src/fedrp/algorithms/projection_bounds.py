@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from fedrp.algorithms.client_dp import SUMS_ONLY
 from fedrp.algorithms.cohort import needed
+from fedrp.algorithms.shared import SUMS_ONLY
 from fedrp.config.run import Resolved
 from fedrp.errors import PrivacyError
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Release, Unsupported

@@ -9,7 +9,7 @@ package can name an `Algorithm` in the entry point group `fedrp.algorithms` inst
 from typing import TypeVar
 
 from fedrp.algorithms.base import Algorithm
-from fedrp.algorithms.table import ALGORITHMS, add_algorithm
+from fedrp.algorithms.table import add_algorithm, methods
 from fedrp.config.checks import require
 from fedrp.errors import ConfigError
 from fedrp.learning.data import DATASETS, Entry
@@ -36,7 +36,7 @@ def register(name: str, entry: Algorithm | Family | ModelSpec | Entry, tag: Tag 
     if isinstance(entry, Family) != (tag is not None):
         raise ConfigError(f"'{name}': a projection family needs a tag, e.g. Tag(code=100, version=1), and nothing else")
     if isinstance(entry, Algorithm):
-        _require_free("algorithm", name, ALGORITHMS, entry)
+        _require_free("algorithm", name, methods(), entry)
         add_algorithm(name, entry)
     elif isinstance(entry, Family):
         _require_free("projection", name, FAMILIES, entry)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedrp.algorithms.cohort import least_uploads
-from fedrp.algorithms.table import ALGORITHMS, require_used
+from fedrp.algorithms.table import ALGORITHMS, method_of, require_used
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
@@ -19,7 +19,7 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
-    found = ALGORITHMS[config.algorithm].resolve(config, parameters)
+    found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
         raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
     return found
@@ -31,7 +31,7 @@ def learning_rate(config: RunConfig) -> float:
     if config.lr is not None:
         return config.lr
     lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-    return lr * ALGORITHMS[config.algorithm].lr_factor
+    return lr * method_of(config).lr_factor
 
 
 def _require_summable(config: RunConfig) -> None:

@@ -4,21 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.client_dp import averaged, expected_number, extra_numbers, noised_reach, noised_scale
-from fedrp.algorithms.server_side import (
-    Certificate,
-    Reach,
-    ServerSide,
-    full_vector,
-    mean_only,
-    projected_vector,
-    stated_range,
-    within_range,
-)
-from fedrp.compression.grid import Scale
+from fedrp.algorithms.mechanisms.base import Mechanism, Reach
+from fedrp.algorithms.mechanisms.clip import Clip
+from fedrp.algorithms.mechanisms.noise import Noise
+from fedrp.algorithms.server_side import Certificate, ServerSide, full_vector, mean_only, projected_vector
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved
-from fedrp.crypto.secure_aggregation import Call
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.projection.tags import projection_tag
 from fedrp.types import Vector
@@ -40,51 +31,44 @@ def _fedavg(config: Resolved, past: Sequence[Vector], mean: Vector, _weight: flo
     return mean if carried is None else mean + carried
 
 
-def _fedavg_reach(config: Resolved, round_: int, size: int) -> Reach:
-    """a_t = mean_t + beta (a_{t-1} - a_{t-2}), from 0: the range times the sum of |impulse response| so far."""
+def _fedavg_reach(config: Resolved, round_: int, mean: Reach) -> Reach:
+    """a_t = mean_t + beta (a_{t-1} - a_{t-2}), from 0: the mean times the sum of |impulse response| so far."""
     beta = config.server_momentum
     last, before, total = 1.0, 0.0, 1.0
     for _ in range(min(round_ - 1, _SETTLED_AFTER)):
         last, before = beta * (last - before), last
         total += abs(last)
-    return Reach(within_range(config, round_, size).number * total)
+    return Reach(mean.number * total)
 
 
-FEDAVG = ServerSide("aggregate", full_vector, _fedavg, stated_range, _fedavg_reach)
-FWC = ServerSide("own", full_vector, mean_only, stated_range, within_range, exchanges=False)
-FEDADMM = ServerSide("own", full_vector, mean_only, stated_range, within_range)  # remembers: the dual variable
+FEDAVG = ServerSide("aggregate", full_vector, _fedavg, reach=_fedavg_reach)
+FEDADMM = ServerSide("own", full_vector, mean_only)  # remembers: the dual variable
 
 
 # --- FedAvg with noise -----------------------------------------------------------------------------------------------
 
 
-def _full_noised_vector(config: Resolved, parameters: int) -> int:
-    return parameters + extra_numbers(config)
+def clipped_and_noised(config: Resolved) -> tuple[Mechanism, ...]:
+    """Clip and noise, where clients protect what they send; see `fedrp.algorithms.client_dp`."""
+    clip = Clip(config)
+    return (clip, Noise(config, clip)) if config.private else ()
 
 
-def _running_sum(config: Resolved, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
+def _running_sum(config: Resolved, past: Sequence[Vector], mean: Vector, _weight: float) -> Vector:
     """The sum of all averaged updates, so that a client which missed rounds needs only the latest aggregate."""
-    result = averaged(config, past, mean, weight)
     if not past:
-        return result
-    total = past[0].copy()
-    carried = _momentum(config, (*past, np.zeros_like(total)))
-    if carried is not None:
-        total += carried
-    total[total.size - extra_numbers(config) :] = 0  # the bound C is not summed
-    return result + total
+        return mean
+    carried = _momentum(config, (*past, np.zeros_like(past[0])))
+    return mean + (past[0] if carried is None else past[0] + carried)
 
 
-def _running_reach(config: Resolved, round_: int, size: int) -> Reach:
+def _running_reach(config: Resolved, round_: int, mean: Reach) -> Reach:
     """Every round adds at most what one round can, momentum carries it on."""
-    number, norm = noised_reach(config, round_, size)
     times = round_ / (1 - config.server_momentum)
-    return Reach(times * number, times * norm)
+    return Reach(times * mean.number, times * mean.norm)
 
 
-FEDAVG_DP = ServerSide(
-    "aggregate", _full_noised_vector, _running_sum, noised_scale, _running_reach, divisor=expected_number
-)
+FEDAVG_DP = ServerSide("aggregate", full_vector, _running_sum, clipped_and_noised, _running_reach)
 
 
 # --- FedRP -----------------------------------------------------------------------------------------------------------
@@ -100,37 +84,14 @@ def _certified(uploads: Sequence[Vector]) -> float:
     return consensus_certificate(np.stack(uploads), CERTIFICATE_CONFIDENCE).exact
 
 
-FEDRP = ServerSide(  # remembers: the model and the dual variable
-    "own", projected_vector, mean_only, stated_range, within_range, certificate=_certificate, round_keys=True
-)
+# Remembers: the model and the dual variable.
+FEDRP = ServerSide("own", projected_vector, mean_only, certificate=_certificate, round_keys=True)
 
 
 # --- FedRP-Subspace --------------------------------------------------------------------------------------------------
 
 
-def _theta(config: Resolved, _parameters: int) -> int:
-    return config.dim + (extra_numbers(config) if config.private else 0)
-
-
-def _mean_theta(config: Resolved, past: Sequence[Vector], mean: Vector, weight: float) -> Vector:
-    return averaged(config, past, mean, weight) if config.private else mean
-
-
-def _theta_scale(config: Resolved, previous: Vector | None, call: Call) -> Scale:
-    return (noised_scale if config.private else stated_range)(config, previous, call)
-
-
-def _theta_reach(config: Resolved, round_: int, size: int) -> Reach:
-    return (noised_reach if config.private else within_range)(config, round_, size)
-
-
-def _theta_divisor(config: Resolved) -> float | None:
-    return expected_number(config) if config.private else None
-
-
-SUBSPACE = ServerSide(
-    "history", _theta, _mean_theta, _theta_scale, _theta_reach, divisor=_theta_divisor, round_keys=True
-)
+SUBSPACE = ServerSide("history", projected_vector, mean_only, clipped_and_noised, round_keys=True)
 
 
 SERVERS: dict[str, ServerSide] = {
@@ -139,7 +100,6 @@ SERVERS: dict[str, ServerSide] = {
     "fedavg": FEDAVG,
     "fedavg-dp": FEDAVG_DP,
     "fedadmm": FEDADMM,
-    "fwc": FWC,
 }
 
 

@@ -11,6 +11,12 @@ from fedrp.projection.families import FAMILIES
 # Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
 _GAUSSIAN_ENTRIES = 2**28
 
+# What statements about masked uploads rest on.
+SUMS_ONLY = (
+    "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
+    "X25519, HKDF and AES are as good as ideal",
+)
+
 
 def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
     """The config with a projection family; refuses an unknown one and a dimension that the model does not have."""

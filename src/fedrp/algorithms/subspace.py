@@ -8,7 +8,7 @@ Every client holds the same w. In round t, with the round's secret A:
 
 mu is `proximal` (||A' theta||^2 is about (n/m) ||theta||^2), beta is `server_momentum`. A client that missed rounds
 applies the missed (key, thetabar) pairs in order. With privacy asked for, theta_i is clipped and noised in its m
-dimensions (`fedrp.algorithms.client_dp`).
+dimensions (`fedrp.algorithms.mechanisms`).
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.mechanisms.noise import privatised
 from fedrp.algorithms.shared import averages_released, resolve_projection
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
@@ -108,7 +107,7 @@ def _finish(local: Local, client: Participant) -> ClientState:
     beta = np.float32(local.config.server_momentum)
     for key, aggregate in client.history:
         if aggregate is not None and key is not None:
-            step = local.project(key).adjoint(np.ascontiguousarray(aggregate[: local.config.dim]))
+            step = local.project(key).adjoint(aggregate)
             if beta:
                 velocity = step = beta * velocity + step
             model = model + step
@@ -134,10 +133,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
     thetas = local.train(start, Objective(gradient, weights, rate))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
-    return [
-        Upload(state, privatised(local, client, theta) if config.private else theta, marks[id(state)])
-        for client, state, theta in zip(clients, states, thetas, strict=True)
-    ]
+    return [Upload(state, theta, marks[id(state)]) for state, theta in zip(states, thetas, strict=True)]
 
 
 def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:

@@ -1,4 +1,4 @@
-"""The table of algorithms. To add one: a file with an `Algorithm` record, and a line here and in `servers.SERVERS`.
+"""The tables of algorithms and baselines. To add an algorithm: a file with its record, a line here and in `SERVERS`.
 
 Installed packages add theirs by the entry point group `fedrp.algorithms`, programs by `fedrp.register`.
 """
@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from fedrp.algorithms.base import Algorithm as Algorithm
+from fedrp.algorithms.base import Method
 from fedrp.algorithms.fedadmm import FEDADMM
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.algorithms.fedavg_dp import FEDAVG_DP
@@ -31,8 +32,20 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": FEDAVG,
     "fedavg-dp": FEDAVG_DP,
     "fedadmm": FEDADMM,
-    "fwc": FWC,
 }
+BASELINES: dict[str, Method] = {"fwc": FWC}  # for simulations only: their clients talk to nobody
+
+
+def methods() -> dict[str, Method]:
+    """Everything that a simulation can train by."""
+    return {**ALGORITHMS, **BASELINES}
+
+
+def method_of(config: RunConfig) -> Method:
+    """What a config calls its algorithm."""
+    known = methods()
+    require_choice("algorithm", config.algorithm, known)
+    return known[config.algorithm]
 
 
 def add_algorithm(name: str, algorithm: Algorithm) -> None:
@@ -49,8 +62,8 @@ def _add_plugins() -> None:
         except Exception as error:  # it is someone else's code
             _log.warning("algorithm '%s' of %s cannot be loaded: %s", point.name, point.value, first_line(error))
             continue
-        if point.name in ALGORITHMS or not isinstance(algorithm, Algorithm):
-            reason = "the name is taken" if point.name in ALGORITHMS else f"it is a {type(algorithm).__name__}"
+        if point.name in methods() or not isinstance(algorithm, Algorithm):
+            reason = "the name is taken" if point.name in methods() else f"it is a {type(algorithm).__name__}"
             _log.warning("algorithm '%s' of %s is left out: %s", point.name, point.value, reason)
             continue
         add_algorithm(point.name, algorithm)
@@ -61,11 +74,11 @@ def require_used(config: RunConfig) -> None:
 
     `dim` passes everywhere: settings that are shared by runs to be compared name it.
     """
-    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    require_choice("algorithm", config.algorithm, methods())
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != field.default and field.name in _idle(config, config.algorithm):
-            users = [name for name, algorithm in ALGORITHMS.items() if field.name in algorithm.settings]
+            users = [name for name, method in methods().items() if field.name in method.settings]
             if config.algorithm in users:  # but not together with the other settings
                 users = ["--secure-aggregation without noise"]
             raise ConfigError(
@@ -77,7 +90,7 @@ def require_used(config: RunConfig) -> None:
 def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
     """One set of settings for several algorithms: what one does not use is left out there, if another uses it."""
     for name in names:
-        require_choice("algorithm", name, ALGORITHMS)
+        require_choice("algorithm", name, methods())
     nowhere = frozenset.intersection(*(_idle(config, name) for name in names))
     defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
     configs = []
@@ -89,8 +102,9 @@ def for_each(config: RunConfig, names: Sequence[str]) -> list[RunConfig]:
 
 def _idle(config: RunConfig, name: str) -> frozenset[str]:
     """Settings that do nothing with an algorithm, the others being as they are."""
-    used = ALGORITHMS[name].settings
-    idle = frozenset[str]().union(*(algorithm.settings for algorithm in ALGORITHMS.values())) - used
+    known = methods()
+    used = known[name].settings
+    idle = frozenset[str]().union(*(method.settings for method in known.values())) - used
     # With noise the range of masked numbers follows from the clip.
     ranged = config.secure_aggregation and not (config.private and "dp_epsilon" in used)
     return idle if ranged else idle | {"secure_range"}

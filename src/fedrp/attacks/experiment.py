@@ -1,4 +1,4 @@
-"""Attacks from start to end: choose pictures, record a run on them, attack one adversary's view, compare.
+"""Attacks from start to end: choose images, record a run on them, attack one adversary's view, compare.
 
 Only this file knows both the truth and the attack; it hands the attack a `View` and public data, nothing else.
 """
@@ -26,11 +26,11 @@ from fedrp.attacks.keysearch import (
     typical_size,
 )
 from fedrp.attacks.label_inference import named_classes
-from fedrp.attacks.metrics import Area, Pictures, area, matched, psnr, ssim
-from fedrp.attacks.observations import angles, find_clues, opened_keys, uploads
+from fedrp.attacks.metrics import Area, Images, area, matched, psnr, ssim
+from fedrp.attacks.observations import angles, find_observations, opened_keys, uploads
 from fedrp.attacks.outcome import Outcome, Scenario, Target, mean
 from fedrp.attacks.record import record
-from fedrp.attacks.target_models import Victim
+from fedrp.attacks.target_models import TargetModel
 from fedrp.attacks.view import ADVERSARIES, Recording
 from fedrp.config.run import RunConfig
 from fedrp.crypto.sizes import KEY_BYTES
@@ -44,10 +44,10 @@ OnStep = Callable[[int, int], None]  # (targets done, targets in all)
 _CLIP = 1.0  # where there is noise: longer than any update of one step, so nothing is cut off
 
 
-def attack_pictures(
+def attack_images(
     scenario: Scenario, effort: Effort, data_dir: Path | None = None, on_step: OnStep | None = None
 ) -> Outcome:
-    """Record a run and reconstruct its pictures from one adversary's view."""
+    """Record a run and reconstruct its images from one adversary's view."""
     dataset = load_dataset(scenario.dataset, data_dir)
     chosen = _chosen(scenario, dataset)
     recording = record_run(scenario, dataset, chosen)
@@ -56,15 +56,15 @@ def attack_pictures(
     seed = RunSeed(scenario.seed)
     began = time.monotonic()
     rounds = range(scenario.round - scenario.joined + 1, scenario.round + 1)
-    by_round = [find_clues(view, seed, round_)[: scenario.targets] for round_ in rounds]
-    clues = list(zip(*by_round, strict=True))  # all clients take part in every round, in the same order
+    by_round = [find_observations(view, seed, round_)[: scenario.targets] for round_ in rounds]
+    observations = list(zip(*by_round, strict=True))  # all clients take part in every round, in the same order
     targets = []
-    for number, about in enumerate(clues):
+    for number, about in enumerate(observations):
         clients = about[0].clients
         truth = np.concatenate([chosen[client] for client in clients])
         guess = invert(view.public, about, len(truth), effort, prior, seed)
         originals = _unit(dataset.train_x[truth])
-        found = guess.pictures[matched(originals, guess.pictures)]
+        found = guess.images[matched(originals, guess.images)]
         pairs = list(zip(originals, found, strict=True))
         target = Target(
             clients=clients,
@@ -78,17 +78,18 @@ def attack_pictures(
         )
         targets.append(target)
         if on_step:
-            on_step(number + 1, len(clues))
-    attacked = [picture for target in targets for picture in target.originals]
-    others = _unit(dataset.test_x[seed.generator("other-picture").integers(len(dataset.test_x), size=len(attacked))])
+            on_step(number + 1, len(observations))
+    attacked = [image for target in targets for image in target.originals]
+    rng = seed.generator("other-picture")  # the name stays: it decides what is drawn
+    others = _unit(dataset.test_x[rng.integers(len(dataset.test_x), size=len(attacked))])
     return Outcome(
         scenario=scenario,
         effort=effort,
-        parameters=clues[0][0].model.size,
-        guessed=clues[0][0].guessed,
+        parameters=observations[0][0].model.size,
+        guessed=observations[0][0].guessed,
         targets=tuple(targets),
-        mean_picture=tuple(psnr(picture, prior) for picture in attacked),
-        other_picture=tuple(psnr(*pair) for pair in zip(attacked, others, strict=True)),
+        mean_image=tuple(psnr(image, prior) for image in attacked),
+        other_image=tuple(psnr(*pair) for pair in zip(attacked, others, strict=True)),
         seconds=time.monotonic() - began,
     )
 
@@ -98,12 +99,12 @@ class Links(NamedTuple):
 
     same_class: Area  # how well it tells pairs of clients of one class from others
     label_rate: float  # share of clients whose class it names; guessing gives one by the number of classes
-    psnr: float  # of the mean public picture of the class that it names
-    psnr_mean_picture: float  # of the mean of all public pictures
+    psnr: float  # of the mean public image of the class that it names
+    psnr_mean_image: float  # of the mean of all public images
 
 
 def attack_angles(scenario: Scenario, data_dir: Path | None = None) -> Links:
-    """The server alone against a secret matrix; `scenario.clients` should be a few dozen, with one picture each."""
+    """The server alone against a secret matrix; `scenario.clients` should be a few dozen, with one image each."""
     dataset = load_dataset(scenario.dataset, data_dir)
     chosen = _chosen(scenario, dataset)
     view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
@@ -135,7 +136,7 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
     scenario = Scenario(algorithm="fedavg", clients=2, rounds=2, dim=ROWS, seed=seed)
     chosen = _chosen(scenario, dataset)
     view = record_run(scenario, dataset, chosen).view(ADVERSARIES["server"])
-    model = find_clues(view, RunSeed(seed))[0].model  # public: it comes from the run's seed
+    model = find_observations(view, RunSeed(seed))[0].model  # public: it comes from the run's seed
     typical = typical_size(model, ROWS)
     secret = int(RunSeed(seed).generator("secret-seed").integers(2**bits))
     trained = uploads(view, 1)[0]
@@ -144,7 +145,7 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
 
     real = record_run(dataclasses.replace(scenario, algorithm="fedrp", projection="gaussian"), dataset, chosen)
     inside = real.view(ADVERSARIES["server+client"])
-    granted = find_clues(inside, RunSeed(seed))[0].model  # more than the server has
+    granted = find_observations(inside, RunSeed(seed))[0].model  # more than the server has
     guess = keyed_guess(granted, ROWS, "gaussian")
     upload = uploads(real.view(ADVERSARIES["server"]), 1)[0]
     keys = search(itertools.count(), guess, upload, typical_size(granted, ROWS), budget=seeds.seconds)
@@ -168,18 +169,18 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
 
 
 def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np.intp]]) -> Recording:
-    """Train a real run in which client i holds the training pictures `chosen[i]`, and keep its packets."""
+    """Train a real run in which client i holds the training images `chosen[i]`, and keep its packets."""
     data = [(dataset.normalised(dataset.train_x[index]), dataset.train_y[index]) for index in chosen]
     shape = tuple(dataset.train_x.shape[1:])
     unscored = np.zeros((1, *shape), np.float32), np.zeros(1, np.int64)  # nobody asks how good the model is
-    task = Task(Victim(scenario.model, shape, dataset.classes), data, unscored, model_name=scenario.model)
+    task = Task(TargetModel(scenario.model, shape, dataset.classes), data, unscored, model_name=scenario.model)
     noised = scenario.dp_epsilon is not None or scenario.algorithm == "fedavg-dp"
     config = RunConfig(
         algorithm=scenario.algorithm,
         model=scenario.model,
         clients=scenario.clients,
         rounds=max(scenario.rounds, scenario.round + 1),  # an aggregate reaches the clients in the next round
-        batch_size=scenario.pictures,
+        batch_size=scenario.images,
         dim=scenario.dim,
         projection=scenario.projection,
         dp_epsilon=scenario.dp_epsilon,
@@ -191,18 +192,16 @@ def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np
 
 
 def _chosen(scenario: Scenario, dataset: Dataset) -> list[npt.NDArray[np.intp]]:
-    """The training pictures of each client, drawn by the seed."""
+    """The training images of each client, drawn by the seed."""
     if dataset.train_x.dtype != np.uint8 or len(dataset.mean) != 1 or dataset.train_x.ndim != 4:
-        raise DataError(
-            f"data set '{scenario.dataset}' cannot be attacked: this attack is about grey pictures of bytes"
-        )
-    count = scenario.clients * scenario.pictures
+        raise DataError(f"data set '{scenario.dataset}' cannot be attacked: this attack is about grey images of bytes")
+    count = scenario.clients * scenario.images
     if count > len(dataset.train_x):
-        raise DataError(f"clients={scenario.clients} with pictures={scenario.pictures}: there are not so many pictures")
-    # The same first pictures whatever the number of clients, so that adversaries can be compared on them.
+        raise DataError(f"clients={scenario.clients} with images={scenario.images}: there are not so many images")
+    # The same first images whatever the number of clients, so that adversaries can be compared on them.
     drawn = RunSeed(scenario.seed).generator("attacked").permutation(len(dataset.train_x))[:count]
-    return list(drawn.reshape(scenario.clients, scenario.pictures))
+    return list(drawn.reshape(scenario.clients, scenario.images))
 
 
-def _unit(pictures: npt.NDArray[Any]) -> Pictures:
-    return np.asarray(pictures / 255.0, np.float64)
+def _unit(images: npt.NDArray[Any]) -> Images:
+    return np.asarray(images / 255.0, np.float64)

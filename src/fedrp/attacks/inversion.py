@@ -1,4 +1,4 @@
-"""Gradient inversion: pictures whose gradient explains what was seen.
+"""Gradient inversion: images whose gradient explains what was seen.
 
 - `lbfgs`: deep leakage from gradients (Zhu et al. 2019), second order, in double precision.
 - `adam`: signed Adam on the angle between gradients, with total variation (Geiping et al. 2020).
@@ -19,8 +19,8 @@ from torch.func import functional_call
 from torch.nn.functional import cosine_similarity
 
 from fedrp.algorithms.subspace import step_size
-from fedrp.attacks.metrics import Pictures
-from fedrp.attacks.observations import Clue
+from fedrp.attacks.metrics import Images
+from fedrp.attacks.observations import Observation
 from fedrp.attacks.view import Public
 from fedrp.config.checks import require, require_choice
 from fedrp.learning.layout import built, layout_of
@@ -35,7 +35,7 @@ class Effort:
 
     method: str = "lbfgs"
     iterations: int = 200
-    restarts: int = 1  # from different starting pictures; the one that explains the clue best is kept
+    restarts: int = 1  # from different starting images; the one that explains the observation best is kept
     smoothness: float = 1e-3  # weight of total variation
     known_step: bool = False  # match lengths too, trusting the stated learning rate
 
@@ -49,7 +49,7 @@ class Effort:
 class Reconstruction(NamedTuple):
     """What an attack believes."""
 
-    pictures: Pictures  # (N, C, H, W) from 0 to 1
+    images: Images  # (N, C, H, W) from 0 to 1
     labels: tuple[int, ...]
     mismatch: float  # what is left of the objective
 
@@ -58,19 +58,19 @@ Objective = Callable[[torch.Tensor], torch.Tensor]
 
 
 def invert(
-    public: Public, clues: Sequence[Clue], count: int, effort: Effort, prior: Pictures, seed: RunSeed
+    public: Public, observations: Sequence[Observation], count: int, effort: Effort, prior: Images, seed: RunSeed
 ) -> Reconstruction:
-    """`count` pictures that explain clues about them, one per round; the first of them names the labels.
+    """`count` images that explain observations about them, one per round; the first of them names the labels.
 
-    `prior` is where the search starts: a typical picture (C, H, W).
+    `prior` is where the search starts: a typical image (C, H, W).
     """
-    labels = recovered_labels(public, clues[0], count, prior)
+    labels = recovered_labels(public, observations[0], count, prior)
     y = torch.tensor(labels)
-    misses = [_miss(public, clue, y, effort.known_step) for clue in clues]
+    misses = [_miss(public, observation, y, effort.known_step) for observation in observations]
 
-    def objective(pictures: torch.Tensor) -> torch.Tensor:
-        each = torch.stack([miss(pictures) for miss in misses])
-        return each.mean() + effort.smoothness * _variation(pictures)
+    def objective(images: torch.Tensor) -> torch.Tensor:
+        each = torch.stack([miss(images) for miss in misses])
+        return each.mean() + effort.smoothness * _variation(images)
 
     found = []
     for restart in range(effort.restarts):
@@ -81,15 +81,15 @@ def invert(
     return Reconstruction(best.clamp(0, 1).numpy(), labels, mismatch)
 
 
-def _miss(public: Public, clue: Clue, labels: torch.Tensor, known_step: bool) -> Objective:
-    """How badly pictures explain one clue."""
-    gradient = gradient_at(public, clue.model)
-    target = torch.from_numpy(-clue.update)
+def _miss(public: Public, observation: Observation, labels: torch.Tensor, known_step: bool) -> Objective:
+    """How badly images explain one observation."""
+    gradient = gradient_at(public, observation.model)
+    target = torch.from_numpy(-observation.update)
     if known_step:
-        target = target / _stated_step(public, clue)
+        target = target / _stated_step(public, observation)
 
-    def miss(pictures: torch.Tensor) -> torch.Tensor:
-        seen = _seen(gradient(scaled(public, pictures), labels), clue.projection)
+    def miss(images: torch.Tensor) -> torch.Tensor:
+        seen = _seen(gradient(scaled(public, images), labels), observation.projection)
         if known_step:
             return (seen - target).square().sum() / target.square().sum()
         return 1 - cosine_similarity(seen, target, dim=0)
@@ -97,15 +97,18 @@ def _miss(public: Public, clue: Clue, labels: torch.Tensor, known_step: bool) ->
     return miss
 
 
-def recovered_labels(public: Public, clue: Clue, count: int, prior: Pictures) -> tuple[int, ...]:
-    """The labels that explain a clue best, found one after the other."""
-    gradient = gradient_at(public, clue.model)
-    target = torch.from_numpy(-clue.update)
+def recovered_labels(public: Public, observation: Observation, count: int, prior: Images) -> tuple[int, ...]:
+    """The labels that explain an observation best, found one after the other."""
+    gradient = gradient_at(public, observation.model)
+    target = torch.from_numpy(-observation.update)
     typical = scaled(public, torch.from_numpy(prior)[None])
     prototypes = torch.stack(
-        [_seen(gradient(typical, torch.tensor([label])), clue.projection).detach() for label in range(public.classes)]
+        [
+            _seen(gradient(typical, torch.tensor([label])), observation.projection).detach()
+            for label in range(public.classes)
+        ]
     )
-    if clue.projection is None:  # the last layer's bias lies at the end of the vector and says it most plainly
+    if observation.projection is None:  # the last layer's bias lies at the end of the vector and says it most plainly
         target, prototypes = target[-public.classes :], prototypes[:, -public.classes :]
         if count == 1:
             return (int(target.argmin()),)
@@ -122,25 +125,25 @@ _START_NOISE = 0.02
 
 
 def gradient_at(public: Public, model: Vector) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(pictures, labels) -> the gradient of the mean loss at a model, differentiable by the pictures."""
+    """(images, labels) -> the gradient of the mean loss at a model, differentiable by the images."""
     module = built(public.model).double().eval()
     layout = layout_of(built(public.model))
     views = layout.views(torch.from_numpy(model.astype(np.float64)))
     weights = [view.clone().requires_grad_() for view in views]
 
-    def gradient(pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        outputs = functional_call(module, dict(zip(layout.names, weights, strict=True)), (pictures,))
+    def gradient(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        outputs = functional_call(module, dict(zip(layout.names, weights, strict=True)), (images,))
         parts = torch.autograd.grad(public.loss(outputs, labels), weights, create_graph=True)
         return torch.cat([part.reshape(-1) for part in parts])
 
     return gradient
 
 
-def _stated_step(public: Public, clue: Clue) -> float:
+def _stated_step(public: Public, observation: Observation) -> float:
     lr = public.config.lr
-    if public.config.algorithm != "fedrp-subspace" or clue.projection is None:
+    if public.config.algorithm != "fedrp-subspace" or observation.projection is None:
         return lr
-    return step_size(lr, public.config.momentum, clue.projection.norm_bound, steps=1)
+    return step_size(lr, public.config.momentum, observation.projection.norm_bound, steps=1)
 
 
 class _Project(torch.autograd.Function):
@@ -160,14 +163,14 @@ def _seen(gradient: torch.Tensor, projection: Projection | None) -> torch.Tensor
     return gradient if projection is None else _Project.apply(gradient, projection)  # type: ignore[no-untyped-call]
 
 
-def scaled(public: Public, pictures: torch.Tensor) -> torch.Tensor:
-    """Pictures from [0, 1] to what the model is trained on."""
-    return public.low + (public.high - public.low) * pictures
+def scaled(public: Public, images: torch.Tensor) -> torch.Tensor:
+    """Images from [0, 1] to what the model is trained on."""
+    return public.low + (public.high - public.low) * images
 
 
-def _variation(pictures: torch.Tensor) -> torch.Tensor:
+def _variation(images: torch.Tensor) -> torch.Tensor:
     """Total variation; not quite absolute values, so that it is smooth."""
-    down, across = pictures.diff(dim=-2), pictures.diff(dim=-1)
+    down, across = images.diff(dim=-2), images.diff(dim=-1)
     return torch.sqrt(down.square() + _SMOOTH).mean() + torch.sqrt(across.square() + _SMOOTH).mean()
 
 
@@ -175,9 +178,9 @@ _SMOOTH = 1e-6
 
 
 def _lbfgs(objective: Objective, start: torch.Tensor, iterations: int) -> tuple[torch.Tensor, float]:
-    pictures = start.clone().requires_grad_()
+    images = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [pictures],
+        [images],
         1,
         iterations,
         tolerance_grad=1e-9,
@@ -188,28 +191,28 @@ def _lbfgs(objective: Objective, start: torch.Tensor, iterations: int) -> tuple[
 
     def closure() -> float:
         optimiser.zero_grad()
-        miss = objective(pictures)
+        miss = objective(images)
         miss.backward()  # type: ignore[no-untyped-call]
         return float(miss.detach())
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
-    return pictures.detach(), float(objective(pictures).detach())
+    return images.detach(), float(objective(images).detach())
 
 
 def _adam(objective: Objective, start: torch.Tensor, iterations: int) -> tuple[torch.Tensor, float]:
-    pictures = start.clone().requires_grad_()
-    optimiser = torch.optim.Adam([pictures], lr=_ADAM_STEP)
+    images = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([images], lr=_ADAM_STEP)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, iterations)
     for _ in range(iterations):
         optimiser.zero_grad()
-        objective(pictures).backward()  # type: ignore[no-untyped-call]
-        if pictures.grad is not None:
-            pictures.grad.sign_()
+        objective(images).backward()  # type: ignore[no-untyped-call]
+        if images.grad is not None:
+            images.grad.sign_()
         optimiser.step()
         schedule.step()
         with torch.no_grad():
-            pictures.clamp_(0, 1)
-    return pictures.detach(), float(objective(pictures).detach())
+            images.clamp_(0, 1)
+    return images.detach(), float(objective(images).detach())
 
 
 _ADAM_STEP = 0.03

@@ -1,8 +1,8 @@
 """The server alone against a secret matrix: all that a `gaussian` matrix leaves of the uploads is lengths and angles.
 
 Angles tell which clients hold the same class. To tell *which* class a group holds, the adversary compares the observed
-angles with those between gradients of public pictures, at models that it draws itself as it does not know the real one,
-and names the clients such that the two fit best. Its reconstruction is the mean public picture of the class.
+angles with those between gradients of public images, at models that it draws itself as it does not know the real one,
+and names the clients such that the two fit best. Its reconstruction is the mean public image of the class.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fedrp.attacks.inversion import gradient_at, scaled
-from fedrp.attacks.metrics import Pictures
+from fedrp.attacks.metrics import Images
 from fedrp.attacks.observations import angles
 from fedrp.attacks.view import View
 from fedrp.crypto.secret import SecretKey
@@ -22,34 +22,34 @@ Labels = npt.NDArray[np.intp]
 Cosines = npt.NDArray[np.float64]
 
 _MODELS = 8  # drawn by the adversary
-_PER_CLASS = 6  # public pictures of each class
+_PER_CLASS = 6  # public images of each class
 _RESTARTS = 20
 
 
-def named_classes(view: View, pictures: Pictures, labels: Labels, seed: RunSeed, round_: int = 1) -> Labels:
-    """A class for each client of a round, from the angles between uploads and public pictures with labels."""
-    rng = seed.generator("public-pictures")
+def named_classes(view: View, images: Images, labels: Labels, seed: RunSeed, round_: int = 1) -> Labels:
+    """A class for each client of a round, from the angles between uploads and public images with labels."""
+    rng = seed.generator("public-pictures")  # the name stays: it decides what is drawn
     classes = range(view.public.classes)
     chosen = np.stack([rng.choice(np.flatnonzero(labels == label), _PER_CLASS, replace=False) for label in classes])
-    typical = np.mean([_typical(view, pictures[chosen], seed, number) for number in range(_MODELS)], axis=0)
+    typical = np.mean([_typical(view, images[chosen], seed, number) for number in range(_MODELS)], axis=0)
     observed = angles(view, round_)
     found = [_fitted(observed, typical, rng) for _ in range(_RESTARTS)]
     return min(found, key=lambda names: _misfit(observed, typical, names))
 
 
-def _typical(view: View, pictures: Pictures, seed: RunSeed, number: int) -> Cosines:
+def _typical(view: View, images: Images, seed: RunSeed, number: int) -> Cosines:
     """Mean cosine between gradients of two classes (classes x classes), at a model of the adversary's own."""
     key = SecretKey(seed.generator("own-model", number).bytes(KEY_BYTES))
     gradient = gradient_at(view.public, secret_initial(view.public.model, key))
-    classes, count = pictures.shape[:2]
+    classes, count = images.shape[:2]
     rows = []
     for label in range(classes):
-        for picture in torch.from_numpy(pictures[label]):
-            row = gradient(scaled(view.public, picture[None]), torch.tensor([label])).detach()
+        for image in torch.from_numpy(images[label]):
+            row = gradient(scaled(view.public, image[None]), torch.tensor([label])).detach()
             rows.append(row / row.norm())
     stack = torch.stack(rows)
     cosines = (stack @ stack.T).numpy().reshape(classes, count, classes, count)
-    sums = cosines.sum(axis=(1, 3)) - np.eye(classes) * count  # a picture is not compared with itself
+    sums = cosines.sum(axis=(1, 3)) - np.eye(classes) * count  # an image is not compared with itself
     return np.asarray(sums / (count**2 - np.eye(classes) * count))
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import method_of
 from fedrp.attacks.metrics import area, true_positives_at
 from fedrp.config.checks import require
 from fedrp.config.run import Resolved, RunConfig
@@ -42,7 +42,7 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
     config = _config(folder)
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)
-    own = ALGORITHMS[config.algorithm].delivers == "client"
+    own = method_of(config).delivers == "client"
     members = shares[delivering_client(config)] if own else _joined(shares)
     rng = RunSeed(config.seed).generator("membership")
     outside = examples(task.test, "the test set")

@@ -1,4 +1,4 @@
-"""How well an attack did: likeness of pictures, and areas under ROC curves with their uncertainty."""
+"""How well an attack did: likeness of images, and areas under ROC curves with their uncertainty."""
 
 import math
 from typing import NamedTuple
@@ -9,33 +9,33 @@ from scipy.ndimage import gaussian_filter
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import rankdata
 
-Pictures = npt.NDArray[np.float64]  # (N, C, H, W), values from 0 to 1
+Images = npt.NDArray[np.float64]  # (N, C, H, W), values from 0 to 1
 
 _WINDOW = 1.5  # standard deviation of the Gaussian window, in pixels
-_MOST_DB = 100.0  # of pictures that are equal: a finite number, so that means exist
+_MOST_DB = 100.0  # of images that are equal: a finite number, so that means exist
 
 
-def psnr(picture: Pictures, other: Pictures) -> float:
+def psnr(image: Images, other: Images) -> float:
     """Peak signal-to-noise ratio in dB, for values from 0 to 1."""
-    error = float(np.mean(np.square(picture - other)))
+    error = float(np.mean(np.square(image - other)))
     return min(_MOST_DB, -10 * math.log10(error)) if error else _MOST_DB
 
 
-def ssim(picture: Pictures, other: Pictures) -> float:
+def ssim(image: Images, other: Images) -> float:
     """Structural similarity (Wang et al. 2004) of (C, H, W): Gaussian window of 1.5 pixels, mean over all pixels."""
     c1, c2 = 0.01**2, 0.03**2
 
-    def local(values: Pictures) -> Pictures:
+    def local(values: Images) -> Images:
         return np.asarray(gaussian_filter(values, (0, _WINDOW, _WINDOW), truncate=3.5))
 
-    mean_a, mean_b = local(picture), local(other)
-    var_a, var_b = local(picture**2) - mean_a**2, local(other**2) - mean_b**2
-    covariance = local(picture * other) - mean_a * mean_b
+    mean_a, mean_b = local(image), local(other)
+    var_a, var_b = local(image**2) - mean_a**2, local(other**2) - mean_b**2
+    covariance = local(image * other) - mean_a * mean_b
     luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
     return float(np.mean(luminance * (2 * covariance + c2) / (var_a + var_b + c2)))
 
 
-def matched(originals: Pictures, found: Pictures) -> npt.NDArray[np.intp]:
+def matched(originals: Images, found: Images) -> npt.NDArray[np.intp]:
     """For each original, the index of the reconstruction that is held against it: the best pairing in total."""
     errors = [[float(np.mean(np.square(a - b))) for b in found] for a in originals]
     return np.asarray(linear_sum_assignment(errors)[1])

@@ -1,7 +1,8 @@
-"""From recorded bytes to equations: what an adversary knows about the step that a client's pictures made.
+"""From recorded bytes to equations: what an adversary knows about the step that a client's images made.
 
-A `Clue` says: projection (update of the model at `model`) = `update`, for one client or for the mean of several. Where
-the keys are missing, the adversary can only guess them: model and projection are then drawn from random keys.
+An `Observation` says: projection (update of the model at `model`) = `update`, for one client or for the mean of
+several. Where the keys are missing, the adversary can only guess them: model and projection are then drawn from random
+keys.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.algorithms.client_side import Local, Participant, Step
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
 from fedrp.config.checks import require_choice
@@ -30,8 +32,8 @@ Update = npt.NDArray[np.float64]
 Keys = Mapping[int, SecretKey]
 
 
-class Clue(NamedTuple):
-    """An equation about the pictures of some clients."""
+class Observation(NamedTuple):
+    """An equation about the images of some clients."""
 
     clients: tuple[int, ...]  # whose mean update it is
     update: Update  # (n,), or (m,) behind a projection
@@ -40,11 +42,11 @@ class Clue(NamedTuple):
     guessed: bool  # model and projection come from random keys
 
 
-def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
-    """One clue per client whose upload is seen; for a client that sees aggregates only, one about all others.
+def find_observations(view: View, guess: RunSeed, round_: int = 1) -> list[Observation]:
+    """One observation per client whose upload is seen; for a client that sees aggregates only, one about all others.
 
     In printed FedRP every client keeps its own model, which the adversary does not have. After round 1 the first model,
-    common to all, stands in for it: the clue is then the sum of all steps so far, about as if they were taken there.
+    common to all, stands in for it: the observation is then the sum of all steps so far, as if taken there.
 
     Raises:
         ConfigError: the algorithm sends nothing that this attack could use, or the round's aggregate was not recorded.
@@ -57,7 +59,7 @@ def find_clues(view: View, guess: RunSeed, round_: int = 1) -> list[Clue]:
     projection = _project(view, model.size)(keys[round_]) if secret else None
     difference = UPDATES[config.algorithm]
     return [
-        Clue(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
+        Observation(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
         for clients, vector in _vectors(view, round_).items()
     ]
 
@@ -145,11 +147,12 @@ def _model(view: View, keys: Keys, round_: int) -> Vector:
     algorithm = ALGORITHMS[public.config.algorithm]
     seed = RunSeed(public.config.seed)
     initial = secret_initial(public.model, keys[0]) if keys else public_initial(public.model, seed)
-    aggregates = _aggregates(view)
-    history = [Step(keys.get(past), aggregates.get(past)) for past in range(round_)]
+    pipeline = Pipeline.of(public.config, algorithm.server)
+    updates = {past: pipeline.update_of(aggregate) for past, aggregate in _aggregates(view).items()}
+    history = [Step(keys.get(past), updates.get(past)) for past in range(round_)]
     size = layout_of(built(public.model)).size
-    local = Local(public.config, None, 0, _project(view, size), _no_training)
-    start = Participant(algorithm.client.init(public.config, initial), history, SecretKey(bytes(KEY_BYTES)), None)
+    local = Local(public.config, None, _project(view, size), _no_training)
+    start = Participant(algorithm.client.init(public.config, initial), history)
     return algorithm.client.finish(local, start).model
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedrp.attacks.inversion import Effort
-from fedrp.attacks.metrics import Pictures
+from fedrp.attacks.metrics import Images
 from fedrp.attacks.target_models import SMOOTH
 from fedrp.attacks.view import ADVERSARIES
 from fedrp.config.checks import require, require_choice
@@ -17,14 +17,14 @@ from fedrp.errors import ConfigError
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who attacks what. Clients hold `pictures` pictures each and take one step on all of them in a round."""
+    """Who attacks what. Clients hold `images` images each and take one step on all of them in a round."""
 
     algorithm: str = "fedavg"
     adversary: str = "server"
     model: str = SMOOTH
     dataset: str = "mnist-mini"
     clients: int = 4
-    pictures: int = 1
+    images: int = 1
     targets: int = 4  # clients attacked; an adversary that sees aggregates attacks all others at once
     dim: int = 1000
     projection: str | None = None
@@ -36,7 +36,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         require_choice("adversary", self.adversary, ADVERSARIES)
-        for name in ("clients", "pictures", "targets"):
+        for name in ("clients", "images", "targets"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "a whole number of at least 1")
         if self.adversary != "server" and self.clients < 2:
             raise ConfigError(
@@ -49,11 +49,11 @@ class Scenario:
 
 
 class Target(NamedTuple):
-    """One attacked vector: the pictures behind it and what was made of it."""
+    """One attacked vector: the images behind it and what was made of it."""
 
     clients: tuple[int, ...]
-    originals: Pictures
-    found: Pictures  # in the order of the originals
+    originals: Images
+    found: Images  # in the order of the originals
     labels: tuple[int, ...]
     labels_found: tuple[int, ...]
     psnr: tuple[float, ...]
@@ -70,13 +70,13 @@ class Outcome:
     parameters: int
     guessed: bool  # keys had to be guessed
     targets: tuple[Target, ...]
-    mean_picture: tuple[float, ...]  # PSNR of the mean of public pictures, per attacked picture
-    other_picture: tuple[float, ...]  # and of a public picture drawn at random
+    mean_image: tuple[float, ...]  # PSNR of the mean of public images, per attacked image
+    other_image: tuple[float, ...]  # and of a public image drawn at random
     seconds: float
 
     @property
     def psnr(self) -> tuple[float, ...]:
-        """Of all attacked pictures."""
+        """Of all attacked images."""
         return tuple(value for target in self.targets for value in target.psnr)
 
     @property
@@ -86,7 +86,7 @@ class Outcome:
         return right / sum(len(t.labels) for t in self.targets)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the pictures."""
+        """Everything but the images."""
         similarity = [value for target in self.targets for value in target.ssim]
         return {
             **dataclasses.asdict(self.scenario),
@@ -97,8 +97,8 @@ class Outcome:
             "psnr_each": [round(value, 2) for value in self.psnr],
             "ssim": mean(similarity),
             "label_rate": self.label_rate,
-            "psnr_mean_picture": mean(self.mean_picture),
-            "psnr_other_picture": mean(self.other_picture),
+            "psnr_mean_image": mean(self.mean_image),
+            "psnr_other_image": mean(self.other_image),
             "mismatch": [target.mismatch for target in self.targets],
             "seconds": round(self.seconds, 1),
         }

@@ -13,7 +13,7 @@ from fedrp.types import Packets
 
 
 def record(config: RunConfig, task: Task, shape: InputShape, classes: int, low: float, high: float) -> Recording:
-    """Train the run and keep the bytes; the rest is what everybody knows of the pictures, see `Public`."""
+    """Train the run and keep the bytes; the rest is what everybody knows of the images, see `Public`."""
     packets: list[Packet] = []
 
     def tap(sent: Packets, replies: Packets) -> None:

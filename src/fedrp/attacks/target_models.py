@@ -16,9 +16,9 @@ _RANGE = 0.5  # weights start uniform in +-0.5, as in Zhu et al. 2019
 
 
 def smooth_lenet(shape: InputShape, classes: int) -> nn.Module:
-    """LeNet as in "Deep leakage from gradients": sigmoids and strides, so that gradients are smooth in the picture."""
+    """LeNet as in "Deep leakage from gradients": sigmoids and strides, so that gradients are smooth in the image."""
     if len(shape) != 3:
-        raise ConfigError(f"model '{SMOOTH}' takes pictures (channels, height, width), but the data has shape {shape}")
+        raise ConfigError(f"model '{SMOOTH}' takes images (channels, height, width), but the data has shape {shape}")
     channels, height, width = shape
     flat = 12 * math.ceil(math.ceil(height / 2) / 2) * math.ceil(math.ceil(width / 2) / 2)
     convolutions = [nn.Conv2d(channels, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 1, 2)]
@@ -36,7 +36,7 @@ def target_models() -> dict[str, Callable[[InputShape, int], nn.Module]]:
 
 
 @dataclass(frozen=True)
-class Victim:
+class TargetModel:
     """Builds the attacked model; a class, so that it can be compared and sent to other processes."""
 
     name: str

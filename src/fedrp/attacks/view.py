@@ -1,6 +1,6 @@
 """What each adversary gets to see of a run: recorded bytes, and an insider's private key. All attacks start from here.
 
-`Recording.view` hands out one adversary's share of what was recorded. Attacks take a `View`; neither pictures, nor
+`Recording.view` hands out one adversary's share of what was recorded. Attacks take a `View`; neither images, nor
 models, nor matrices, nor opened keys can be reached from it except through what the adversary really has.
 """
 
@@ -34,12 +34,12 @@ class Packet(NamedTuple):
 
 @dataclass(frozen=True)
 class Public:
-    """What everybody knows: the settings, the architecture, how pictures are scaled."""
+    """What everybody knows: the settings, the architecture, how images are scaled."""
 
     config: Resolved
     model: ModelFactory
     loss: Loss
-    shape: InputShape  # of a picture
+    shape: InputShape  # of an image
     classes: int
     low: float  # the value of a black pixel
     high: float  # and of a white one

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
 from fedrp.config.checks import require, require_choice
@@ -31,6 +30,7 @@ from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import drawn_initial, initial_laws, public_initial
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
 from fedrp.learning.trainer import LocalModel, make_local_model
 from fedrp.privacy.events import Adversary, Event
@@ -129,7 +129,7 @@ def audit(
     `adversary` is the one whose claim is tested, by default the strongest that has one (the server where none has).
     `parameters` is the size of the stand-in model. The seed of the config decides all randomness.
     """
-    require_choice("algorithm", config.algorithm, ALGORITHMS)
+    require_choice("algorithm", config.algorithm, methods())
     require(trials >= 4, "trials", trials, "a whole number of at least 4")
     require(0 < confidence < 1, "confidence", confidence, "a number between 0 and 1")
     require(parameters >= 1, "parameters", parameters, "a whole number of at least 1")
@@ -137,7 +137,7 @@ def audit(
         raise ConfigError(
             "the audit is for full participation and a fixed clip: leave out participation, clip_quantile"
         )
-    if not ALGORITHMS[config.algorithm].server.exchanges:
+    if config.algorithm in BASELINES:
         raise ConfigError(f"algorithm '{config.algorithm}' sends nothing: there is nothing to audit")
     claimed = _resolved(config, parameters)
     claim, event = _claim(claimed, adversary)
@@ -229,7 +229,7 @@ class Mechanism:
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
         config, bench = self.config, self._bench(inside, seed)
-        size = bench.algorithm.server.upload_size(config, self.parameters)
+        size = bench.upload_size
         server = new_server(config, _RUN, size)
         sites = [_site(seed, client) for client in range(config.clients)]
         states = [Client(client) for client in range(config.clients)]

@@ -62,9 +62,9 @@ class ListedOption(click.Option):
 
 def algorithm_names() -> Iterable[str]:
     """Of all algorithms."""
-    from fedrp.algorithms.table import ALGORITHMS
+    from fedrp.algorithms.table import methods
 
-    return ALGORITHMS
+    return methods()
 
 
 def dataset_names() -> Iterable[str]:

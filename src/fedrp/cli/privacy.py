@@ -236,11 +236,11 @@ def _methods() -> Iterable[str]:
 @click.option("--adversary", default="server", show_default=True, help="{names}", cls=ListedOption, names=_attackers)
 @click.option("--targets", default=4, show_default=True, help="clients to attack")
 @click.option("--clients", default=10, show_default=True, help="number of clients K")
-@click.option("--images-per-client", "pictures", default=1, show_default=True, help="all in one step")
+@click.option("--images-per-client", "images", default=1, show_default=True, help="all in one step")
 @click.option("--dim", default=1000, show_default=True, help="projection dimension m")
 @click.option("--projection", help="{names}  [default: by size]", cls=ListedOption, names=projection_names)
 @click.option("--model", default="lenet-sigmoid", show_default=True, help="{names}", cls=ListedOption, names=_targets)
-@click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey pictures")
+@click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey images")
 @click.option("--dp-epsilon", type=float, help="client-level epsilon of the run, for fedavg-dp and fedrp-subspace")
 @click.option("--rounds", default=10, show_default=True, help="rounds of the run, which decide the noise")
 @click.option("--round", default=1, show_default=True, help="round that is attacked")
@@ -249,13 +249,13 @@ def _methods() -> Iterable[str]:
 @click.option("--restarts", default=1, show_default=True, help="searches from different starts; the best one counts")
 @click.option("--smoothness", default=1e-3, show_default=True, help="weight of total variation")
 @click.option("--known-step", is_flag=True, help="match lengths too, trusting the stated learning rate")
-@click.option("--seed", default=0, show_default=True, help="pictures, run and guesses")
+@click.option("--seed", default=0, show_default=True, help="images, run and guesses")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
-@click.option("--out", type=click.Path(path_type=Path), help="folder for pictures.png and result.json")
+@click.option("--out", type=click.Path(path_type=Path), help="folder for images.png and result.json")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Reconstruct clients' pictures from what one adversary sees of a run."""
-    from fedrp.attacks.experiment import attack_pictures
+    """Reconstruct clients' images from what one adversary sees of a run."""
+    from fedrp.attacks.experiment import attack_images
     from fedrp.attacks.figures import write
     from fedrp.attacks.inversion import Effort
     from fedrp.attacks.outcome import Scenario
@@ -263,7 +263,7 @@ def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **g
     effort = Effort(**{field.name: given.pop(field.name) for field in dataclasses.fields(Effort)})
     scenario = Scenario(**given)
     with counting(f"{scenario.algorithm}, {scenario.adversary}") as on_step:
-        outcome = attack_pictures(scenario, effort, data_dir, on_step)
+        outcome = attack_images(scenario, effort, data_dir, on_step)
     if out:
         write(outcome, out)
     _print_object(outcome.as_json(), as_json)

@@ -179,10 +179,10 @@ def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, A
 @cli.command()
 def algorithms() -> None:
     """List the algorithms."""
-    from fedrp.algorithms.table import ALGORITHMS
+    from fedrp.algorithms.table import methods
 
-    for name, algorithm in ALGORITHMS.items():
-        print(f"{name:<16} {algorithm.summary}")
+    for name, method in methods().items():
+        print(f"{name:<16} {method.summary}")
 
 
 @cli.group()

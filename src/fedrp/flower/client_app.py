@@ -18,24 +18,24 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.norm_floor import with_norm_floor
 from fedrp.algorithms.resolve import resolved
 from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
 from fedrp.errors import ConfigError, FedRPError, SiteError
-from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, place_of, refusal
+from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, refusal, run_of
 from fedrp.flower.settings import Values, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, Load, LocalTask
 from fedrp.learning.evaluate import score
 from fedrp.learning.layout import built, layout_of
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.objective import Examples
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import examples
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
-from fedrp.protocol.client_state import Client, Site, Workbench, make_workbench, weight_of
+from fedrp.protocol.client_state import Site, Workbench, make_workbench, weight_of
 from fedrp.protocol.wire import Kind
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
@@ -109,8 +109,8 @@ class _Desk:
 
 
 def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) -> bytes:
-    packet, (run, round_) = packet_of(question), place_of(question)
-    desk = _desk(run, context, load, entropy)
+    packet = packet_of(question)
+    desk = _desk(run_of(question), context, load, entropy)
     kind = question.metadata.message_type
     if kind == HELLO:
         _preflight(desk)
@@ -123,7 +123,7 @@ def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) 
             desk = dataclasses.replace(desk, site=dataclasses.replace(desk.site, mask_key=mask_key))
         if kind == HELLO:
             return hello(desk.bench, desk.context.index, desk.site)
-        return _round(desk, packet, round_) if kind == ROUND else _finish(desk, packet, round_)
+        return _round(desk, packet) if kind == ROUND else _finish(desk, packet)
 
 
 def _desk(run: bytes, context: Context, load: _Loaded, entropy: Source) -> _Desk:
@@ -170,10 +170,10 @@ def _state_privacy(desk: _Desk) -> None:
         desk.folder.report({"privacy": [*map(str, stated), *(f"warning: {text}" for text in warnings)]})
 
 
-def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
+def _round(desk: _Desk, packet: bytes) -> bytes:
     """Take part in a round, or deal a key. The new state is kept before the reply leaves."""
     began = time.monotonic()
-    client, reply = _answered(desk, desk.folder.load(desk.context.index), packet, round_)
+    ((client, reply),) = respond(desk.bench, [desk.folder.load(desk.context.index)], [desk.site], [packet])
     desk.folder.save(client)
     calls = wire.messages_of(wire.decode(packet, desk.bench.limits), Kind.ROUND)
     changes = {"round": client.round, **({"participants": calls[-1].weight} if calls else {})}
@@ -181,21 +181,9 @@ def _round(desk: _Desk, packet: bytes, round_: int) -> bytes:
     return reply
 
 
-def _answered(desk: _Desk, client: Client, packet: bytes, round_: int) -> tuple[Client, bytes]:
-    if desk.bench.algorithm.server.exchanges:
-        ((client, reply),) = respond(desk.bench, [client], [desk.site], [packet])
-        return client, reply
-    while client.round < round_:  # clients that never talk count for themselves: nothing is missed, nothing done twice
-        ((client, _),) = respond(desk.bench, [client], [desk.site], [b""])
-    return client, b""
-
-
-def _finish(desk: _Desk, packet: bytes, round_: int) -> bytes:
+def _finish(desk: _Desk, packet: bytes) -> bytes:
     """Keep the delivered model and its score. The state stays: the last packet may come again."""
     client = desk.folder.load(desk.context.index)
-    if not desk.bench.algorithm.server.exchanges:
-        client, _ = _answered(desk, client, packet, round_)
-        desk.folder.save(client)
     model = finished(desk.bench, client, desk.site, packet).model
     path = desk.folder.deliver(desk.bench.trainer.model.state(model))
     desk.folder.erase_mask_key()

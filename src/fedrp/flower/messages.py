@@ -23,25 +23,28 @@ class LostError(RefusedError):
 
 
 def question(packet: bytes, node: int, kind: str, run: bytes, round_: int) -> Message:
-    """A message from the server to a node. Run and round are named outside the packet, which may be empty."""
+    """A message from the server to a node. The run is named outside the packet, which may be empty.
+
+    So is the round, for those who read Flower's own logs.
+    """
     content = RecordDict({_RECORD: ConfigRecord({_PACKET: packet})})
     return Message(content, node, kind, group_id=f"{run.hex()}/{round_}", ttl=LIFETIME)
 
 
-def place_of(question: Message) -> tuple[bytes, int]:
-    """The run and the round that a question is about.
+def run_of(question: Message) -> bytes:
+    """The run that a question is about.
 
     Raises:
         WireError: it does not say.
     """
-    run, _, round_ = question.metadata.group_id.partition("/")
+    named, _, _ = question.metadata.group_id.partition("/")
     try:
-        place = bytes.fromhex(run), int(round_)
+        run = bytes.fromhex(named)
     except ValueError:
-        raise WireError("a message that names no run and round") from None
-    if len(place[0]) != RUN_ID_BYTES:
+        raise WireError("a message that names no run") from None
+    if len(run) != RUN_ID_BYTES:
         raise WireError("a message with a run id of the wrong length")
-    return place
+    return run
 
 
 def answer(packet: bytes, question: Message) -> Message:

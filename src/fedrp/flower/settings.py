@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import BASELINES
 from fedrp.config.checks import require_choice, require_types
 from fedrp.config.run import RunConfig
 from fedrp.config.toml import from_settings, read_toml
@@ -67,8 +67,11 @@ def run_settings(run_config: Values) -> tuple[RunConfig, Pacing]:
         if value != _AUTO:
             settings[name] = value
     config = from_settings(RunConfig, settings)
-    algorithm = ALGORITHMS.get(config.algorithm)
-    if "secure_aggregation" not in settings and algorithm and algorithm.server.exchanges:
+    if config.algorithm in BASELINES:
+        raise ConfigError(
+            f"algorithm '{config.algorithm}' is for the simulator only, its clients talk to nobody: choose another"
+        )
+    if "secure_aggregation" not in settings:
         config = dataclasses.replace(config, secure_aggregation=True)
     if config.dropout:
         raise ConfigError(f"dropout={config.dropout} is for the simulator only: leave it out")

@@ -109,7 +109,7 @@ def _two_sided_delta(level: float, up: float, down: float, rows: int) -> float:
     """E[(1 - e^(level - L))+] for L = up X - down Y, X and Y independent chi-square with `rows` degrees of freedom."""
     nodes, weights = chi_quadrature(rows)
     threshold = (level + down * nodes**2) / up  # of X, given Y
-    beyond = np.exp(log_tail_excess(np.sqrt(np.maximum(threshold, 1e-300)), up, rows, upper=True))
+    beyond = np.exp(log_tail_excess(np.sqrt(np.maximum(threshold, 1e-300)), up, rows))
     whole = -np.expm1(up * np.minimum(threshold, 0.0) - rows / 2 * math.log1p(2 * up))
     return float(weights @ np.where(threshold > 0, beyond, whole))
 

@@ -37,20 +37,7 @@ def growing_log_delta(epsilon: float, rows: int, ratio: float) -> float:
         return -math.inf
     rate = _growth_rate(ratio)
     edge = math.sqrt((epsilon + rows * math.log1p(ratio)) / rate)
-    return float(log_tail_excess(np.array(edge), rate, rows, upper=True))
-
-
-def shrinking_log_delta(epsilon: float, rows: int, ratio: float) -> float:
-    """Logarithm of the hockey-stick divergence of norm r from norm q r: cdf(q^2 tau') - e^eps cdf(tau'), epsilon >= 0.
-
-    tau' = (m ln q - eps) / c; zero divergence where that is not positive, because this loss never exceeds m ln q.
-    """
-    epsilon, rows, ratio = _checked_curve(epsilon, rows, ratio)
-    rate = _growth_rate(ratio) / (1 + ratio) ** 2
-    room = rows * math.log1p(ratio) - epsilon
-    if room <= 0:
-        return -math.inf
-    return float(log_tail_excess(np.array(math.sqrt(room / rate)), rate, rows, upper=False))
+    return float(log_tail_excess(np.array(edge), rate, rows))
 
 
 def exact_delta(epsilon: float, rows: int, ratio: float) -> float:

@@ -5,13 +5,14 @@ together. It opens sealed round keys only while it works; what it keeps are the 
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
-from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload
-from fedrp.compression import grid
+from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
+from fedrp.algorithms.mechanisms.base import AtClient
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
@@ -32,7 +33,7 @@ from fedrp.protocol.client_state import (
 )
 from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.wire import Kind, Message
-from fedrp.types import FINGERPRINT_BYTES, Precise, Vector, Words
+from fedrp.types import FINGERPRINT_BYTES, Vector
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def respond(
     works = [_work(bench, *client) for client in zip(clients, sites, packets, strict=True)]
     training = [p for p, work in enumerate(works) if work.round is not None and not (work.answered or work.complaint)]
     uploads: dict[int, tuple[_Plan, Upload]] = {}
-    for round_ in {works[p].round for p in training}:  # one, but where clients never talk and so count for themselves
+    for round_ in {works[p].round for p in training}:  # one, if the server is honest
         together = [p for p in training if works[p].round == round_]
         uploads |= dict(zip(together, _train(bench, round_ or 0, [works[p] for p in together]), strict=True))
     replies = []
@@ -103,6 +104,7 @@ class _Plan(NamedTuple):
 
     participant: Participant
     past: list[Past]  # what it applies first
+    previous: Vector | None  # the last aggregate, also if it was applied before; None before there is one
     transcript: bytes
 
 
@@ -119,9 +121,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 
     key = opened_key(bench, works[0].client, works[0].site, round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
-    call = works[0].inbox.call
-    count = call.weight if call else len(works)
-    local = Local(config, key, count, bench.project, train, bench.trainer.model.device)
+    local = Local(config, key, bench.project, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
@@ -129,8 +129,6 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int | None:
     """The round that a packet asks for, if any."""
     config = bench.config
-    if not bench.algorithm.server.exchanges:
-        return client.round + 1
     if inbox.call is None:
         return None
     round_, count = inbox.call.round, inbox.call.weight
@@ -160,19 +158,24 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
     state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
-    if bench.algorithm.server.exchanges:
-        size, memory = bench.upload_size, bench.algorithm.server.memory
-        past = past_rounds(bench.config, bench.algorithm.server, size, inbox.messages, client.since, round_)
-    else:
-        memory, past = "own", [Past(0, None)]
-    history = [Step(opened_key(bench, client, site, step.round), step.aggregate) for step in past]
+    memory = bench.algorithm.server.memory
+    past = past_rounds(bench.pipeline, bench.aggregate_size, inbox.messages, client.since, round_)
+    keys = [opened_key(bench, client, site, step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
-    for (key, aggregate), step in zip(history, past, strict=True):
-        transcript = extended(transcript, round_ if memory == "own" else 0, step.round, aggregate, key)
-    noise = site.entropy.noise(bench.run, round_, inbox.digest)
+    for key, step in zip(keys, past, strict=True):
+        transcript = extended(transcript, round_ if memory == "own" else 0, step.round, step.aggregate, key)
+    updates = [None if step.aggregate is None else bench.pipeline.update_of(step.aggregate) for step in past]
+    history = [Step(key, update) for key, update in zip(keys, updates, strict=True)]
     previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
-    return _Plan(Participant(state, history, noise, previous), past, transcript)
+    return _Plan(Participant(state, history), past, previous, transcript)
+
+
+def _call_of(work: _Work) -> Message:
+    """What asks a client for the round that it works on."""
+    if work.inbox.call is None:
+        raise ProtocolError(f"client {work.client.index} was asked for no round")
+    return work.inbox.call
 
 
 def _initial_model(bench: Workbench, client: Client, site: Site) -> Vector:
@@ -190,16 +193,15 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
         return client, wire.encode(replies)
-    if bench.algorithm.server.exchanges:
-        payload: wire.Payload = upload.vector
-        mark = upload.fingerprint
-        if bench.config.secure_aggregation:
-            client, payload = _masked(bench, work._replace(client=client), plan, upload.vector)
-            if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
-                mark = plan.transcript[:FINGERPRINT_BYTES]
-        fields = (bench.run, round_, client.index, payload, weight_of(bench, site), bench.tag, mark)
-        replies.insert(0, Message(Kind.UPLOAD, *fields))
-    reply = wire.encode(replies)
+    context = _at_client(bench, work, plan)
+    sent, mark = bench.pipeline.sent(upload.vector, context), upload.fingerprint
+    if context.call is not None:
+        client = dataclasses.replace(client, call=context.call, transcript=plan.transcript)
+        sent = _masker(bench, client, site, round_, context.call).masked(sent)
+        if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
+            mark = plan.transcript[:FINGERPRINT_BYTES]
+    fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
+    reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
     oldest = round_ if replays else plan.past[-1].round
@@ -209,7 +211,7 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         since=round_,
         state=upload.state,
         envelopes={r: envelope for r, envelope in client.envelopes.items() if r >= oldest},
-        last=plan.participant.previous if replays else None,
+        last=plan.previous if replays else None,
         left_out=(),
         reply=reply,
         taken=client.taken + 1,
@@ -217,21 +219,18 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
     return moved, reply
 
 
-def _masked(bench: Workbench, work: _Work, plan: _Plan, vector: Vector | Precise) -> tuple[Client, Words]:
-    """A client's vector as whole numbers under its masks; the client remembers towards whom."""
-    client, site, inbox, round_ = work[:4]
-    if inbox.call is None or round_ is None:
-        raise ProtocolError("a masked upload needs a list of participants")
-    call = Call.of(inbox.call.payload)
-    scale = bench.algorithm.server.scale(bench.config, plan.participant.previous, call)
-    words, cut = grid.encode(vector, scale, weight_of(bench, site))
-    if cut:
-        _log.warning(
-            "client %d, round %d: %d of %d numbers beyond +-%g were cut off before masking: raise secure_range",
-            *(client.index, round_, cut, vector.size, scale.bound),
-        )
-    client = dataclasses.replace(client, call=call, transcript=plan.transcript)
-    return client, _masker(bench, client, site, round_, call).masked(words)
+def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
+    """What the mechanisms of a round need of a client."""
+    client, site, inbox = work[:3]
+    asked = _call_of(work)
+    return AtClient(
+        previous=plan.previous,
+        participants=asked.weight,
+        normals=own_normals(site.entropy.noise(bench.run, asked.round, inbox.digest)),
+        warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
+        call=Call.of(asked.payload) if bench.config.secure_aggregation else None,
+        weight=weight_of(bench, site),
+    )
 
 
 def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -> tuple[Client, Message]:
@@ -268,11 +267,13 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if complaint:
         raise ProtocolError(f"client {client.index} cannot open the key of round {complaint.round}: it has no model")
     end = inbox.of(Kind.FINISH)
-    last = end[-1].round if end else client.since
+    if not end:
+        raise ProtocolError(f"client {client.index} was sent a last packet that announces no end: refused")
+    last = end[-1].round
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)
-    return bench.algorithm.client.finish(Local(bench.config, None, 0, bench.project, _no_training), plan.participant)
+    return bench.algorithm.client.finish(Local(bench.config, None, bench.project, _no_training), plan.participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:

@@ -15,6 +15,7 @@ import torch
 
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config.run import Resolved
@@ -107,7 +108,17 @@ class Workbench:
     @property
     def upload_size(self) -> int:
         """How many numbers a client sends in a round."""
-        return self.algorithm.server.upload_size(self.config, self.trainer.model.layout.size)
+        return self.pipeline.upload_size(self.trainer.model.layout.size)
+
+    @property
+    def aggregate_size(self) -> int:
+        """How many numbers it is sent of each round."""
+        return self.pipeline.aggregate_size(self.trainer.model.layout.size)
+
+    @functools.cached_property
+    def pipeline(self) -> Pipeline:
+        """What becomes of an update before it is sent."""
+        return Pipeline.of(self.config, self.algorithm.server)
 
     @functools.cached_property
     def settings(self) -> bytes:
@@ -117,7 +128,7 @@ class Workbench:
     @functools.cached_property
     def limits(self) -> Limits:
         """What is taken in one packet."""
-        return from_server(self.config, self.upload_size)
+        return from_server(self.config, self.aggregate_size)
 
 
 def make_workbench(

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms.server_side import Reach, ServerSide
+from fedrp.algorithms.mechanisms.base import Reach
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.config.run import Resolved
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
@@ -27,9 +28,7 @@ class Past(NamedTuple):
     aggregate: Vector | None
 
 
-def past_rounds(
-    config: Resolved, algorithm: ServerSide, size: int, inbox: Sequence[Message], since: int, round_: int
-) -> list[Past]:
+def past_rounds(pipeline: Pipeline, size: int, inbox: Sequence[Message], since: int, round_: int) -> list[Past]:
     """What a client whose state is of round `since` applies before it takes part in `round_`.
 
     Where clients replay the history that is every round from `since` on that was not given up; elsewhere it is the
@@ -43,7 +42,7 @@ def past_rounds(
     for told in sorted({*aggregates, *void}):
         if told == 0 or told >= round_ or (told in aggregates and told in void):
             raise ProtocolError(f"an outcome of round {told} before round {round_}: refused")
-    if algorithm.memory == "history":
+    if pipeline.algorithm.memory == "history":
         wanted = [past for past in range(since, round_) if past == 0 or past not in void]
     else:
         wanted = [next((past for past in range(round_ - 1, 0, -1) if past not in void), 0)]
@@ -55,7 +54,7 @@ def past_rounds(
             raise ProtocolError(f"the aggregate of round {past} is missing")
         else:
             aggregate = wire.vector(aggregates[past], size)
-            require_reachable(aggregate, algorithm.reach(config, past, size), past)
+            require_reachable(aggregate, pipeline.reach(past, size), past)
             rounds.append(Past(past, aggregate))
     return rounds
 

@@ -8,7 +8,7 @@ from fedrp.protocol.wire import Kind, Limit, Limits
 MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # a client's number and its signed mask key
 
 
-def from_server(config: Resolved, upload_size: int) -> Limits:
+def from_server(config: Resolved, aggregate_size: int) -> Limits:
     """What a client takes in a packet of the server's."""
     replayed = config.rounds if server_side(config).memory == "history" else 1
     envelope = ENVELOPE_BYTES[config.sealing]
@@ -16,7 +16,7 @@ def from_server(config: Resolved, upload_size: int) -> Limits:
         Kind.ROUND: Limit(1, 8 * config.clients),
         Kind.FINISH: Limit(1, 0),
         Kind.REBUILD: Limit(1, 0),
-        Kind.AGGREGATE: Limit(replayed, 4 * upload_size),
+        Kind.AGGREGATE: Limit(replayed, 4 * aggregate_size),
         Kind.VOID: Limit(config.rounds, 0),
         Kind.SEALED: Limit(replayed + 2, envelope),  # of the set-up, of the rounds replayed, of the next one
         Kind.DEAL_REQUEST: Limit(2, 0),

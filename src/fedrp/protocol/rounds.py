@@ -15,12 +15,13 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from fedrp.algorithms import cohort
+from fedrp.algorithms.cohort import Coins
 from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import server as server_side
 from fedrp.protocol.news import only
 from fedrp.protocol.received import outstanding
-from fedrp.protocol.server import Coins, RoundReport
+from fedrp.protocol.server import RoundReport
 from fedrp.protocol.server_state import Server, read
 from fedrp.protocol.tally import Tally, take_correction, take_upload
 from fedrp.types import Packets

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fedrp.algorithms import cohort
-from fedrp.compression import grid
+from fedrp.algorithms.cohort import Coins
+from fedrp.algorithms.mechanisms.base import Numbers
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import quorum, wire
@@ -38,7 +38,6 @@ from fedrp.protocol.wire import EMPTY, Kind
 from fedrp.types import Packets, Vector, Words
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
-Coins = npt.NDArray[np.float64]  # per client
 
 
 class RoundReport(NamedTuple):
@@ -103,8 +102,6 @@ def open_round(server: Server, coins: Coins) -> tuple[Server, Mapping[int, bytes
     """
     round_ = server.round + 1
     participants = server.participants or _chosen(server, coins)
-    if not server.algorithm.exchanges:
-        return dataclasses.replace(server, participants=participants), dict.fromkeys(participants, b"")
     listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
     call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
     dealer = next_dealer(server, participants, round_)
@@ -155,8 +152,6 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
             a row were given up.
     """
     round_ = server.round + 1
-    if not server.algorithm.exchanges:
-        return dataclasses.replace(server, round=round_, participants=()), RoundReport(server.participants, {})
     received = received_of(server, tally)
     uploads, refused, differing = received.uploads, received.refused, received.differing
     if came := [client for client in server.left_out if client in uploads]:
@@ -212,24 +207,24 @@ class _Outcome(NamedTuple):
 
 
 def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outcome:
-    config, round_, certified = server.config, server.round + 1, None
+    config, round_, pipeline, call, certified = server.config, server.round + 1, server.pipeline, None, None
     weight = float(sum(call_of(server, tuple(uploads)).weights))
-    divisor = server.algorithm.divisor(config) or weight
+    numbers: Numbers
     if config.secure_aggregation:
-        call, previous = call_of(server, server.participants), server.aggregates.get(server.latest)
-        step = server.algorithm.scale(config, previous, call).step
-        mean = grid.decode(_unmasked(server, tally, uploads), divisor, step)
+        call = call_of(server, server.participants)
+        numbers = _unmasked(server, tally, uploads)
     else:
         each = [tally.whole[client] for client in sorted(tally.whole) if client in uploads]
         share, certificate = config.trimmed_share, server.algorithm.certificate(config)
-        mean = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
+        divisor = pipeline.divisor or weight
+        numbers = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
         certified = certificate(each) if certificate else None
     past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
-    aggregate = server.algorithm.aggregate(config, past, mean, weight)
+    aggregate = pipeline.aggregate(past, numbers, weight, call)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     try:  # clients would refuse it
-        require_reachable(aggregate, server.algorithm.reach(config, round_, server.upload_size), round_)
+        require_reachable(aggregate, pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))
     return _Outcome(aggregate, certified)
@@ -278,8 +273,6 @@ def _to_be_dealt(server: Server) -> tuple[int, ...]:
 
 def finish(server: Server, clients: tuple[int, ...]) -> Mapping[int, bytes]:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
-    if not server.algorithm.exchanges:
-        return dict.fromkeys(clients, b"")
     done = message_of(server, Kind.FINISH, server.round)
     return packets_with_news(server, clients, server.round + 1, done, {})
 
@@ -288,9 +281,7 @@ def _chosen(server: Server, coins: Coins) -> tuple[int, ...]:
     """Who takes part: of those who can, the ones with the smallest coins, as many as are due."""
     config = server.config
     able = [client for client in np.argsort(coins).tolist() if _able(server, client)]
-    count = config.expected_participants
-    if config.sampling == "poisson":
-        count = max(cohort.least_participants(config), int((coins[able] < config.participation).sum()))
+    count = cohort.due(config, coins[able])
     needed = cohort.needed(config, min(count, len(able)))
     if len(able) < needed:
         raise QuorumError(f"round {server.round + 1}: {len(able)} clients can take part, {needed} needed")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.config.run import Resolved
@@ -70,6 +71,11 @@ class Server:
     def algorithm(self) -> ServerSide:
         """The server side of the configured algorithm."""
         return server_side(self.config)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What becomes of the uploads of a round."""
+        return Pipeline.of(self.config, self.algorithm)
 
     @property
     def latest(self) -> int:

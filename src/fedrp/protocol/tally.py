@@ -6,11 +6,11 @@ uploads stay only where the outcome needs each of them: `Tally.separate` says wh
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fedrp.algorithms.mechanisms.base import Numbers
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.aggregate import add_weighted
@@ -18,8 +18,6 @@ from fedrp.protocol.limits import from_client
 from fedrp.protocol.server_state import Complaint, Server, call_of, next_dealer, only_message, read_one
 from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.types import NO_FINGERPRINT, Words
-
-Numbers = npt.NDArray[Any]  # float32 of uploads and float64 of their sums; uint32 of both where they are masked
 
 
 class Sum(NamedTuple):

@@ -1,44 +1,40 @@
 """Where simulated clients live: in this process, or spread over worker processes.
 
-A `ClientHost` keeps the state of its clients and answers packets with packets. `Hosts` are all of them, one here or
-several in processes of their own, to whom pass packets, scores and file names, never a client's state.
+A `Host` keeps the states of its clients. A `Backend` is all hosts of a run, one here or several in processes of their
+own. What clients do is for those who derive from the two: `hosts` for the protocol, `alone` for every client by itself.
 """
 
-import dataclasses
 import functools
 import hashlib
 import itertools
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
-from fedrp.algorithms.client_side import ClientState
 from fedrp.config.run import Resolved
 from fedrp.config.speed import Speed
-from fedrp.crypto.roster import Roster
 from fedrp.files import SHARED, write_content, writing
 from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.layout import ModelFactory, State
 from fedrp.learning.objective import Examples, Loss
+from fedrp.learning.trainer import LocalModel
 from fedrp.projection import kernels
 from fedrp.protocol.aggregate import weighted_sum
-from fedrp.protocol.client import finished, hello, respond
-from fedrp.protocol.client_state import Client, make_workbench
-from fedrp.rng import RunSeed
-from fedrp.simulation.identities import simulated_site
 from fedrp.simulation.processes import Worker
-from fedrp.storage.client_state import packed_clients, read_clients
-from fedrp.types import Packets, Vector
+from fedrp.types import Vector
 
-_WAVE_CLIENTS = 64  # per worker, whose packets and replies are in memory at a time; see `Hosts.waves`
+_WAVE_CLIENTS = 64  # per worker, whose packets and replies are in memory at a time, see `Backend.waves`
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
 _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
+
+End = TypeVar("End")  # what a client must be told to end with its final model: a packet, or None where nobody is told
 
 
 class HostSetup(NamedTuple):
@@ -47,7 +43,6 @@ class HostSetup(NamedTuple):
     config: Resolved
     speed: Speed
     run: bytes
-    roster: Roster
     factory: ModelFactory
     loss: Loss
     correct: Correct
@@ -73,66 +68,53 @@ def grouped(clients: int, parameters: int) -> dict[int, list[int]]:
     return {group: list(range(first, last)) for group, (first, last) in enumerate(pairs)}
 
 
-class ClientHost:
-    """The clients of one process and their states."""
+# --- in one process --------------------------------------------------------------------------------------------------
 
-    def __init__(self, setup: HostSetup) -> None:
-        self._setup = setup
-        config, seed = setup.config, RunSeed(setup.config.seed)
-        memory = setup.speed.projection_memory * 2**20
-        device = torch.device(setup.speed.device)
-        self._bench = make_workbench(config, setup.run, setup.roster, setup.factory, setup.loss, device, memory)
-        self._states = {client: Client(client) for client in setup.data}
-        self._sites = {client: simulated_site(seed, client, data) for client, data in setup.data.items()}
 
-    def hello(self) -> Packets:
-        """Every client's first packet."""
-        return {client: hello(self._bench, client, site) for client, site in self._sites.items()}
+class Host(ABC, Generic[End]):
+    """The clients of one process: their final models, and files of their states."""
 
-    def respond(self, packets: Packets) -> Packets:
-        """The clients' replies; their states move on."""
-        replies: Packets = {}
-        for members in self._setup.groups.values():
-            chosen = [client for client in members if client in packets]
-            if not chosen:
-                continue
-            states, sites = [self._states[c] for c in chosen], [self._sites[c] for c in chosen]
-            answers = respond(self._bench, states, sites, [packets[c] for c in chosen])
-            for client, (state, reply) in zip(chosen, answers, strict=True):
-                self._states[client] = state
-                replies[client] = reply
-        return replies
+    def __init__(self, setup: HostSetup, model: LocalModel) -> None:
+        self._setup, self._model = setup, model
 
-    def score(self, packets: Packets) -> dict[int, Score]:
-        """Score the models that clients would end with if the run finished now, by these packets."""
-        local, setup = self._bench.trainer.model, self._setup
-        return {c: score(local, self._final(c, p).model, setup.test, setup.correct) for c, p in packets.items()}
+    @abstractmethod
+    def final_model(self, client: int, end: End) -> Vector:
+        """The model that a client would end with if the run finished now."""
+
+    @abstractmethod
+    def packed(self, clients: Sequence[int]) -> bytes:
+        """The states of clients as a file."""
+
+    @abstractmethod
+    def take_up(self, path: Path) -> None:
+        """Go on with the states in a file that `packed` made."""
+
+    def score(self, ends: Mapping[int, End]) -> dict[int, Score]:
+        """Score the clients' final models."""
+        return {client: self.score_model(self.final_model(client, end)) for client, end in ends.items()}
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
-        return score(self._bench.trainer.model, model, self._setup.test, self._setup.correct)
+        return score(self._model, model, self._setup.test, self._setup.correct)
 
     def state(self, model: Vector) -> bytes:
         """All of a given model, see `LocalModel.state`; packed, as a tensor in a pipe would take a file descriptor."""
-        return packed(self._bench.trainer.model.state(model))
+        return packed(self._model.state(model))
 
-    def sums(self, packets: Packets) -> list[GroupSum]:
+    def sums(self, ends: Mapping[int, End]) -> list[GroupSum]:
         """Sums of final models, per group."""
         result = []
         for group, members in self._setup.groups.items():
-            models = (self._final(client, packets[client]).model for client in members)
+            models = (self.final_model(client, ends[client]) for client in members)
             result.append(GroupSum(group, functools.reduce(np.add, models)))
         return result
 
-    def final_models(self, packets: Packets) -> dict[int, Vector]:
+    def final_models(self, ends: Mapping[int, End]) -> dict[int, Vector]:
         """The clients' final models. For the simulation's result; a deployment has no such call."""
-        return {client: self._final(client, packet).model for client, packet in packets.items()}
-
-    def _final(self, client: int, packet: bytes) -> ClientState:
-        return finished(self._bench, self._states[client], self._sites[client], packet)
+        return {client: self.final_model(client, end) for client, end in ends.items()}
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write the states of all clients, see `fedrp.storage.client_state`; the caller syncs the folder.
+        """Write the states of all clients, a file per group; the caller syncs the folder.
 
         Returns:
             The SHA-256 sums of the files, by name.
@@ -140,8 +122,7 @@ class ClientHost:
         sums = {}
         for group, members in self._setup.groups.items():
             path = _group_file(folder, group)
-            # Without replies: a simulation goes on after a round, and never asks for one again.
-            data = packed_clients(self._setup.run, [dataclasses.replace(self._states[c], reply=b"") for c in members])
+            data = self.packed(members)
             with writing(path):  # here and not at the caller, who may be in another process
                 write_content(path, data, SHARED)
             sums[path.name] = hashlib.sha256(data).hexdigest()
@@ -150,7 +131,7 @@ class ClientHost:
     def load(self, folder: Path) -> None:
         """Take up states written by `save`."""
         for group in self._setup.groups:
-            self._states.update((c.index, c) for c in read_clients(_group_file(folder, group), self._setup.run))
+            self.take_up(_group_file(folder, group))
 
     def peak_memory(self) -> float:
         """Largest resident size of this process so far, in MB."""
@@ -167,21 +148,22 @@ def set_threads(speed: Speed) -> None:
     kernels.set_threads(speed.threads)
 
 
-def hosted(setup: HostSetup) -> ClientHost:
+# --- in all processes ------------------------------------------------------------------------------------------------
+
+
+MakeHost = Callable[[HostSetup], Host[End]]
+
+
+def hosted(make: MakeHost[End], setup: HostSetup) -> Host[End]:
     """A host that has its process for itself."""
     set_threads(setup.speed)
-    return ClientHost(setup)
+    return make(setup)
 
 
-# (sent to clients, their replies) of one exchange, as it happens. What it changes in the replies, the server gets.
-Tap = Callable[[Packets, Packets], None]
+class Backend(Generic[End]):
+    """All clients of a simulation, wherever they live. Calls go to all workers at once."""
 
-
-class Hosts:
-    """All clients of a simulation, wherever they live. Calls go to all workers at once; a tap sees what is carried."""
-
-    def __init__(self, setup: HostSetup, tap: Tap | None = None) -> None:
-        self._tap = tap or (lambda _sent, _replies: None)
+    def __init__(self, setup: HostSetup, make: MakeHost[End]) -> None:
         self._groups = [members for _, members in sorted(setup.groups.items())]
         count = min(setup.speed.workers, len(setup.groups))
         self._owner: dict[int, int] = {}
@@ -191,19 +173,18 @@ class Hosts:
             clients = [client for members in groups.values() for client in members]
             self._owner.update(dict.fromkeys(clients, worker))
             shares.append(setup._replace(groups=groups, data={c: setup.data[c] for c in clients}))
-        self._local = ClientHost(setup) if count == 1 else None
+        self._local = make(setup) if count == 1 else None
         self._workers: list[Worker] = []
         try:
             for share in shares if count > 1 else ():
-                self._workers.append(Worker(functools.partial(hosted, share)))
+                self._workers.append(Worker(functools.partial(hosted, make, share)))
         except BaseException:  # also Ctrl-C: those that have started must not stay
             self.stop()
             raise
 
-    def waves(self, clients: Sequence[int]) -> Iterator[list[int]]:
+    def waves(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """Clients in parts that are asked together: whole groups, in order, and enough to keep all workers busy."""
-        wave: list[int] = []
-        chosen = set(clients)
+        chosen, wave = set(clients), list[int]()
         for members in self._groups:
             wave += [client for client in members if client in chosen]
             if len(wave) >= _WAVE_CLIENTS * max(1, len(self._workers)):
@@ -212,31 +193,16 @@ class Hosts:
         if wave:
             yield wave
 
-    def exchange(self, packets: Packets) -> Packets:
-        """Deliver packets to clients and return their replies. Only bytes pass, in both directions."""
-        require_bytes(packets)
-        replies = {c: r for part in self._each("respond", packets) for c, r in part.items()}
-        require_bytes(replies)
-        self._tap(packets, replies)
-        return dict(sorted(replies.items()))
-
-    def hello(self) -> Packets:
-        """Every client's first packet."""
-        packets = {c: p for part in self._all("hello") for c, p in part.items()}
-        require_bytes(packets)
-        self._tap({}, packets)
-        return packets
-
-    def score(self, packets: Packets) -> dict[int, Score]:
-        """Scores of clients' models, see `ClientHost.score`."""
-        scores = {c: s for part in self._each("score", packets) for c, s in part.items()}
+    def score(self, ends: Mapping[int, End]) -> dict[int, Score]:
+        """Scores of clients' final models."""
+        scores = {c: s for part in self._each("score", ends) for c, s in part.items()}
         return dict(sorted(scores.items()))  # a mean over them must not depend on who answered first
 
-    def average(self, packets: Packets) -> Vector:
+    def average(self, ends: Mapping[int, End]) -> Vector:
         """The average of all clients' final models; the same whatever the number of workers."""
-        parts = [part for parts in self._each("sums", packets) for part in parts]
+        parts = [part for parts in self._each("sums", ends) for part in parts]
         sums = sorted(parts, key=lambda part: part.group)
-        return weighted_sum([part.total for part in sums], [1 / len(packets)] * len(sums))
+        return weighted_sum([part.total for part in sums], [1 / len(ends)] * len(sums))
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
@@ -246,9 +212,9 @@ class Hosts:
         """All of a given model, also what is not trained: the same in every process, as the run seed gives it."""
         return unpacked(self._any("state", model))
 
-    def final_models(self, packets: Packets) -> dict[int, Vector]:
+    def final_models(self, ends: Mapping[int, End]) -> dict[int, Vector]:
         """Clients' final models."""
-        return {c: m for part in self._each("final_models", packets) for c, m in part.items()}
+        return {c: m for part in self._each("final_models", ends) for c, m in part.items()}
 
     def save(self, folder: Path) -> dict[str, str]:
         """Write all clients' states into a folder; returns the SHA-256 sums of the files, by name."""
@@ -281,16 +247,10 @@ class Hosts:
             worker.send(method, *arguments)
         return [worker.receive() for worker in self._workers]
 
-    def _each(self, method: str, packets: Packets) -> list[Any]:
+    def _each(self, method: str, told: Mapping[int, object]) -> list[Any]:
+        """Ask every host, telling it what is for its own clients."""
         if self._local:
-            return [getattr(self._local, method)(packets)]
+            return [getattr(self._local, method)(told)]
         for number, worker in enumerate(self._workers):
-            worker.send(method, {c: p for c, p in packets.items() if self._owner[c] == number})
+            worker.send(method, {c: item for c, item in told.items() if self._owner[c] == number})
         return [worker.receive() for worker in self._workers]
-
-
-def require_bytes(packets: Packets) -> None:
-    """The rule of the house: nothing but encoded bytes passes between the two sides."""
-    for client, packet in packets.items():
-        if type(packet) is not bytes:
-            raise TypeError(f"client {client}: a {type(packet).__name__} tried to cross the wire, only bytes may")

@@ -8,7 +8,7 @@ from fedrp.errors import QuorumError
 from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, Take, hellos_matter
 from fedrp.protocol.server_state import Server
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts
+from fedrp.simulation.hosts import Hosts
 from fedrp.simulation.result import Traffic
 from fedrp.types import Packets
 

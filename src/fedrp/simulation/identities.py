@@ -1,8 +1,10 @@
-"""Who simulated clients are: secrets, identities and rosters that follow from the public run seed."""
+"""Who simulated clients are, and who takes part: identities, secrets and coins that follow from the public seed."""
 
 import hashlib
 from dataclasses import dataclass
 
+from fedrp.algorithms.cohort import Coins
+from fedrp.config.run import RunConfig
 from fedrp.crypto.roster import Member, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
@@ -46,3 +48,8 @@ def simulated_roster(seed: RunSeed, clients: int) -> Roster:
     """The roster of a simulation, which every client has from the start."""
     identities = [simulated_identity(seed, client) for client in range(clients)]
     return Roster(tuple(Member(identity.name, identity.public) for identity in identities))
+
+
+def simulated_coins(config: RunConfig, round_: int) -> Coins:
+    """What chooses the cohort of a round: the same in every run with this seed."""
+    return RunSeed(config.seed).generator("participants", round_).random(config.clients)

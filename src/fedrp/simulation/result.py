@@ -57,6 +57,17 @@ def _loss(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+class Trained(NamedTuple):
+    """A round that is over, before its models are scored."""
+
+    round: int
+    participants: int  # whose training counts
+    dropped: int  # who were asked, and whose does not
+    traffic: Traffic
+    seconds: float
+    consensus_bound: float | None = None
+
+
 class RoundRecord(NamedTuple):
     """One round, as measured."""
 

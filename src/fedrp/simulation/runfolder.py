@@ -34,7 +34,7 @@ from fedrp.files import (
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
 from fedrp.protocol.server_state import Server
-from fedrp.simulation.backend import Hosts
+from fedrp.simulation.backend import Backend, End
 from fedrp.simulation.result import RoundRecord, RunResult
 from fedrp.storage.begun import require_same_settings, settings_of
 from fedrp.storage.server_state import (
@@ -76,7 +76,7 @@ class Fingerprint(NamedTuple):
 class Progress(NamedTuple):
     """How far a run has come."""
 
-    server: Server
+    checkpoint: Path
     records: list[RoundRecord]
     seconds: float  # that it took, in all sittings together
 
@@ -138,25 +138,29 @@ class RunFolder:
         found = (path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
         return sorted(found, reverse=True)
 
-    def save(self, server: Server, hosts: Hosts, record: RoundRecord, seconds: float) -> None:
-        """Write a round: its metrics, then its checkpoint; then remove older checkpoints. `seconds`: of all rounds.
+    def save(self, hosts: Backend[End], record: RoundRecord, seconds: float, server: Server | None = None) -> None:
+        """Write a round: its metrics, then its checkpoint; then remove older checkpoints.
+
+        `seconds` are those of all rounds, `server` is there unless every client is alone.
 
         Raises:
             SiteError: the disk is full, or the folder not writable any more. The last checkpoint is still there.
         """
         with writing(self.root):
             append_durably(self._metrics_file, json.dumps(record.as_json()))
-            self._rounds.mkdir(exist_ok=True)
-            for name, data in packed_rounds(server, server.round - 1):
-                replace_file(self._rounds / name, data, SHARED)
-            target = self._checkpoints / f"{_PREFIX}{server.round:06d}"
+            if server:
+                self._rounds.mkdir(exist_ok=True)
+                for name, data in packed_rounds(server, server.round - 1):
+                    replace_file(self._rounds / name, data, SHARED)
+            target = self._checkpoints / f"{_PREFIX}{record.round:06d}"
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             sums = hosts.save(partial)
-            head = packed_head(server)
-            write_content(partial / HEAD_FILE, head, SHARED)
-            sums[HEAD_FILE] = hashlib.sha256(head).hexdigest()
+            if server:
+                head = packed_head(server)
+                write_content(partial / HEAD_FILE, head, SHARED)
+                sums[HEAD_FILE] = hashlib.sha256(head).hexdigest()
             metrics = sha256_of(self._metrics_file)
             told = {"seconds": seconds, "metrics": metrics, "files": sums}
             write_content(partial / _SUMS_FILE, json.dumps(told, indent=2).encode(), SHARED)
@@ -167,22 +171,33 @@ class RunFolder:
             for old in self._checkpoints.glob(f"{_PREFIX}*"):
                 if old != target:
                     shutil.rmtree(old)
-            forget_rounds(server, self._rounds)
+            if server:
+                forget_rounds(server, self._rounds)
 
-    def load(self, server: Server, hosts: Hosts) -> Progress:
-        """Server and clients as of the newest sound checkpoint, and the records up to it."""
+    def load(self, hosts: Backend[End]) -> Progress:
+        """Have the clients go on after the newest sound checkpoint; the records up to it."""
         checkpoint = self._sound_checkpoint()
-        try:
-            server = load_server(server, checkpoint, self._rounds)
+        with self._reading(checkpoint):
             hosts.load(checkpoint)
-            lines = self._lines(server.round)
+            lines = self._lines(_round_of(checkpoint))
             records = [RoundRecord.from_json(json.loads(line)) for line in lines]
             seconds = float(json.loads((checkpoint / _SUMS_FILE).read_text())["seconds"])
-        except (OSError, ValueError, KeyError, RuntimeError, DataError, SiteError) as error:
-            raise self._unreadable(checkpoint, str(error)) from None
         with writing(self.root):
             replace_file(self._metrics_file, "".join(lines).encode(), SHARED)
-        return Progress(server, records, seconds)
+        return Progress(checkpoint, records, seconds)
+
+    def load_server(self, server: Server, checkpoint: Path) -> Server:
+        """The server as of a checkpoint."""
+        with self._reading(checkpoint):
+            return load_server(server, checkpoint, self._rounds)
+
+    @contextmanager
+    def _reading(self, checkpoint: Path) -> Iterator[None]:
+        """What cannot be read gets one line that says how to go on."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, RuntimeError, DataError, SiteError) as error:
+            raise self._unreadable(checkpoint, str(error)) from None
 
     def _sound_checkpoint(self) -> Path:
         """The newest one whose sums are right."""
@@ -202,7 +217,7 @@ class RunFolder:
             for name, digest in sums["files"].items():
                 if sha256_of(checkpoint / name) != digest:
                     return f"{name} is damaged"
-            metrics = "".join(self._lines(int(checkpoint.name.removeprefix(_PREFIX))))
+            metrics = "".join(self._lines(_round_of(checkpoint)))
             if hashlib.sha256(metrics.encode()).hexdigest() != sums["metrics"]:
                 return f"{self._metrics_file.name} is damaged"
         except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError) as error:
@@ -241,6 +256,10 @@ class RunFolder:
     @property
     def _checkpoints(self) -> Path:
         return self.root / "checkpoint"
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(_PREFIX))
 
 
 def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,21 +10,25 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
+from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.norm_floor import with_norm_floor
+from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of
+from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
 from fedrp.privacy.guarantee import Guarantee
@@ -32,14 +36,17 @@ from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import ClosedRound, NoStore, begin, rounds
+from fedrp.protocol.rounds import NoStore, begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
-from fedrp.simulation.backend import Hosts, HostSetup, Tap, grouped, set_threads
+from fedrp.simulation.alone import Alone, LoneHosts
+from fedrp.simulation.backend import Backend, End, HostSetup, grouped, set_threads
 from fedrp.simulation.carrier import HostCarrier
-from fedrp.simulation.identities import simulated_roster
-from fedrp.simulation.result import RoundRecord, RunResult, Traffic
-from fedrp.simulation.runfolder import Fingerprint, RunFolder
+from fedrp.simulation.hosts import Hosts, Tap
+from fedrp.simulation.identities import simulated_coins, simulated_roster
+from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
+from fedrp.simulation.runfolder import Fingerprint, Progress, RunFolder
+from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
 
@@ -72,28 +79,23 @@ def simulate(
     untrained = preflight(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
-    upload_size = ALGORITHMS[config.algorithm].server.upload_size(setup.config, layout.size)
-    server = new_server(setup.config, setup.run, upload_size)
-    privacy = statements(ALGORITHMS[config.algorithm].releases(setup.config), setup.config.dp_delta)
+    privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
-    with _opened(out, setup, layout, resume) as folder, _computing(setup, tap) as hosts:
+    with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, tap) as course:
         if folder and folder.checkpoint():
-            server, records, earlier = folder.load(server, hosts)
+            _, records, earlier = course.take_up(folder)
             seconds = earlier
-        carrier, store = HostCarrier.of(server, hosts), NoStore()  # server and clients are saved together, below
-        server = begin(server, carrier, store, setup.config.clients)
-        for closed in rounds(server, carrier, store, seeded_coins):
-            server = closed.server
-            record = _measured(closed, hosts, carrier.take_traffic())
+        for trained in course.rounds():
+            record = _measured(setup.config, trained, course)
             _look_for_divergence(setup.config, record, untrained)
             records.append(record)
             seconds = earlier + time.monotonic() - began
             if folder:
-                folder.save(server, hosts, record, seconds)
+                course.keep(folder, record, seconds)
             if on_round:
                 on_round(record)
-        result = _finish(server, hosts, setup, records, layout.size, privacy, seconds)
+        result = _finish(course, setup, records, layout.size, privacy, seconds)
         if folder:
             folder.finish(result)
     return result
@@ -110,13 +112,13 @@ def require_device(name: str) -> None:
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> HostSetup:
     given = dataclasses.replace(config.stored, dataset=task.dataset, model=task.model_name)
     config = resolved(with_norm_floor(given, task.model), parameters)
-    require_hidden_start(config, task.model, parameters)
+    if config.algorithm in ALGORITHMS:
+        require_hidden_start(config, task.model, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
     run = hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[: wire.RUN_ID_BYTES]
     groups = grouped(config.clients, parameters)
-    roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
-    return HostSetup(config, speed, run, roster, task.model, task.loss, task.correct, groups, data, test)
+    return HostSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, test)
 
 
 @contextmanager
@@ -131,33 +133,117 @@ def _opened(out: str | Path | None, setup: HostSetup, layout: Layout, resume: bo
 
 
 @contextmanager
-def _computing(setup: HostSetup, tap: Tap | None) -> Iterator[Hosts]:
+def _computing(setup: HostSetup, parameters: int, tap: Tap | None) -> Iterator["Course[Any]"]:
     """The clients at work; after that, this process has as many threads as before."""
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(torch.set_num_threads, torch.get_num_threads())
         afterwards.callback(kernels.set_threads, kernels.get_threads())
         set_threads(setup.speed)
-        hosts = Hosts(setup, tap)
-        afterwards.callback(hosts.stop)
-        yield hosts
+        course: Alone | Federated
+        if setup.config.algorithm in BASELINES:
+            course = Alone(setup, LoneHosts(setup))
+        else:
+            course = Federated.begun(setup, parameters, tap)
+        afterwards.callback(course.hosts.stop)
+        yield course
 
 
-def _measured(closed: ClosedRound, hosts: Hosts, traffic: Traffic) -> RoundRecord:
+# --- how rounds are done ---------------------------------------------------------------------------------------------
+
+
+class Course(Protocol[End]):
+    """A run on its way from round to round: `Federated` by the protocol, or every client `Alone`."""
+
+    @property
+    def hosts(self) -> Backend[End]:
+        """The clients."""
+
+    @property
+    def secret(self) -> bool:
+        """Whether clients share secret matrices."""
+
+    def rounds(self) -> Iterator[Trained]:
+        """The rounds that are left."""
+
+    def ends(self, clients: Sequence[int]) -> Mapping[int, End]:
+        """What clients would be told if the run ended now."""
+
+    def last_traffic(self) -> Traffic:
+        """Of what all clients are told at the end."""
+
+    def take_up(self, folder: RunFolder) -> Progress:
+        """Go on after the last round that is in a folder."""
+
+    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
+        """Write a round into a folder."""
+
+
+@dataclass
+class Federated:
+    """A run of the protocol. Server and clients are saved together, after each round."""
+
+    hosts: Hosts
+    server: Server
+
+    @classmethod
+    def begun(cls, setup: HostSetup, parameters: int, tap: Tap | None) -> "Federated":
+        """Clients and a server that have not met yet."""
+        config = setup.config
+        upload_size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
+        roster = simulated_roster(RunSeed(config.seed), config.clients)
+        return cls(Hosts(setup, roster, tap), new_server(config, setup.run, upload_size))
+
+    @property
+    def secret(self) -> bool:
+        """Whether clients share secret matrices."""
+        return self.server.algorithm.round_keys
+
+    def rounds(self) -> Iterator[Trained]:
+        """The rounds that are left."""
+        carrier, store = HostCarrier.of(self.server, self.hosts), NoStore()
+        self.server = begin(self.server, carrier, store, self.server.config.clients)
+        for closed in rounds(self.server, carrier, store, seeded_coins):
+            self.server, report = closed.server, closed.report
+            if report.void:
+                _log.warning("round %d was given up: %s", self.server.round, report.void)
+            count = len(report.participants)
+            yield Trained(
+                *(self.server.round, count, closed.cohort - count),
+                *(carrier.take_traffic(), closed.seconds, report.consensus_bound),
+            )
+
+    def ends(self, clients: Sequence[int]) -> Packets:
+        """What clients would be told if the run ended now."""
+        return dict(server_side.finish(self.server, tuple(clients)))  # for workers, who get their parts of it
+
+    def last_traffic(self) -> Traffic:
+        """Of what all clients are told at the end."""
+        return Traffic.of(self.ends(range(self.server.config.clients)), {})
+
+    def take_up(self, folder: RunFolder) -> Progress:
+        """Go on after the last round that is in a folder."""
+        progress = folder.load(self.hosts)
+        self.server = folder.load_server(self.server, progress.checkpoint)
+        return progress
+
+    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
+        """Write a round into a folder."""
+        folder.save(self.hosts, record, seconds, self.server)
+
+
+def seeded_coins(server: Server) -> Coins:
+    """What chooses participants; here it must be the same in every run with this seed."""
+    return simulated_coins(server.config, server.round + 1)
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def _measured(config: Resolved, trained: Trained, course: Course[End]) -> RoundRecord:
     """What is recorded of a round, with the scores of its models."""
-    server, report = closed.server, closed.report
-    if report.void:
-        _log.warning("round %d was given up: %s", server.round, report.void)
     began = time.monotonic()
-    return RoundRecord(
-        round=server.round,
-        participants=len(report.participants),
-        evaluation=evaluate(server, hosts, all_clients=server.round == server.config.rounds),
-        dropped=closed.cohort - len(report.participants),
-        traffic=traffic,
-        seconds=closed.seconds,
-        evaluation_seconds=time.monotonic() - began,
-        consensus_bound=report.consensus_bound,
-    )
+    evaluation = evaluate(config, course, all_clients=trained.round == config.rounds)
+    return RoundRecord(**trained._asdict(), evaluation=evaluation, evaluation_seconds=time.monotonic() - began)
 
 
 def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float) -> None:
@@ -180,22 +266,16 @@ def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float
     _log.warning("%s (the run goes on)", text)
 
 
-def seeded_coins(server: Server) -> server_side.Coins:
-    """What chooses participants; here it must be the same in every run with this seed."""
-    return RunSeed(server.config.seed).generator("participants", server.round + 1).random(server.config.clients)
-
-
-def evaluate(server: Server, hosts: Hosts, all_clients: bool) -> Evaluation:
+def evaluate(config: Resolved, course: Course[End], all_clients: bool) -> Evaluation:
     """Score the models of the last completed round: what would be delivered if the run ended now."""
-    everyone = tuple(range(server.config.clients))
-    chosen = delivering_client(server.config)
-    if ALGORITHMS[server.config.algorithm].delivers == "consensus":
-        delivered = hosts.score(dict(server_side.finish(server, (chosen,))))[chosen]
+    hosts, chosen = course.hosts, delivering_client(config)
+    if method_of(config).delivers == "consensus":
+        delivered = hosts.score(course.ends([chosen]))[chosen]
         same = delivered.accuracy
         return Evaluation(delivered, delivered, same, same, same)
-    packets = dict(server_side.finish(server, everyone))
-    scores = hosts.score(packets if all_clients else {chosen: packets[chosen]})
-    average = hosts.score_model(hosts.average(packets))
+    ends = course.ends(range(config.clients))
+    scores = hosts.score(ends if all_clients else {chosen: ends[chosen]})
+    average = hosts.score_model(hosts.average(ends))
     if not all_clients:
         return Evaluation(scores[chosen], average)
     accuracies = [score.accuracy for score in scores.values()]
@@ -209,29 +289,27 @@ def delivering_client(config: Resolved) -> int:
 
 
 def _finish(
-    server: Server,
-    hosts: Hosts,
+    course: Course[End],
     setup: HostSetup,
-    rounds: list[RoundRecord],
+    records: list[RoundRecord],
     parameters: int,
     privacy: tuple[Guarantee, ...],
     seconds: float,
 ) -> RunResult:
-    packets = dict(server_side.finish(server, tuple(range(server.config.clients))))
-    chosen = delivering_client(server.config)
-    model = hosts.final_models({chosen: packets[chosen]})[chosen]
-    records = sum(len(data.y) for data in setup.data.values())
+    chosen = delivering_client(setup.config)
+    model = course.hosts.final_models(course.ends([chosen]))[chosen]
+    examples_held = sum(len(data.y) for data in setup.data.values())
     return RunResult(
         config=setup.config,
         parameters=parameters,
-        secret=server.algorithm.round_keys,
-        records=tuple(rounds),
-        last_traffic=Traffic.of(packets, {}),
+        secret=course.secret,
+        records=tuple(records),
+        last_traffic=course.last_traffic(),
         privacy=privacy,
-        warnings=delta_warnings(privacy, setup.config.clients, records),
+        warnings=delta_warnings(privacy, setup.config.clients, examples_held),
         model=model,
         seconds=seconds,
-        images_per_round=records * setup.config.local_epochs * setup.config.participation,
-        peak_rss_mb=hosts.peak_memory(),
-        state=hosts.state(model),
+        images_per_round=examples_held * setup.config.local_epochs * setup.config.participation,
+        peak_rss_mb=course.hosts.peak_memory(),
+        state=course.hosts.state(model),
     )

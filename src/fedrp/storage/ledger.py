@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import method_of
 from fedrp.config.checks import require, require_choice, require_types
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.toml import from_settings, read_toml
@@ -249,7 +249,7 @@ def _unlisted(state: Path, ledger: SiteLedger, data: str) -> list[Entry]:
 def _entry(run: str, terms: Terms, begun: str, agreed: str) -> Entry:
     try:
         config = Resolved.of(from_settings(RunConfig, dict(terms.settings)))
-        releases = tuple(ALGORITHMS[config.algorithm].releases(config))
+        releases = tuple(method_of(config).releases(config))
     except (FedRPError, KeyError) as error:
         raise SiteError(f"what run {run} releases cannot be told from its settings ({error})") from None
     return Entry(run, terms.data, begun, config.algorithm, config.rounds, agreed, releases)

@@ -31,17 +31,22 @@ def dense(projection: Projection) -> FloatArray:
 def forward_and_adjoint_belong_together_and_are_linear(family: str) -> None:
     """(A x)' theta = x' (A' theta), and A (2 x - y/2) = 2 A x - A y / 2, up to rounding."""
     for seed, (columns, rows) in enumerate(SHAPES):
-        projection = make_projection(family, KEY.derive(f"{columns}x{rows}"), columns, rows)
-        x, y, theta = (normal(size, seed=3 * seed + i) for i, size in enumerate((columns, columns, rows)))
-        slack = 1e-5 * projection.norm_bound * np.linalg.norm(x) * np.linalg.norm(theta)
-        image, preimage = projection.forward(x), projection.adjoint(theta)
-        apart = abs(float(image.astype(float) @ theta) - float(x.astype(float) @ preimage))
-        require(bool(apart <= slack), f"{columns}x{rows}: forward and adjoint are not of one matrix")
-        slack = 1e-5 * projection.norm_bound * (2 * np.linalg.norm(x) + np.linalg.norm(y))
-        combined = projection.forward(2 * x - np.float32(0.5) * y)
-        apart = float(np.linalg.norm(combined - (2 * image - np.float32(0.5) * projection.forward(y))))
-        require(bool(apart <= slack), f"{columns}x{rows}: forward is not linear")
-        require(not projection.forward(np.zeros(columns, np.float32)).any(), "A 0 is not 0")
+        require_linear(make_projection(family, KEY.derive(f"{columns}x{rows}"), columns, rows), 3 * seed)
+
+
+def require_linear(projection: Projection, seed: int) -> None:
+    """`forward` and `adjoint` of one projection are linear and of one matrix, on random vectors."""
+    columns, rows = projection.columns, projection.rows
+    x, y, theta = (normal(size, seed=seed + i) for i, size in enumerate((columns, columns, rows)))
+    slack = 1e-5 * projection.norm_bound * np.linalg.norm(x) * np.linalg.norm(theta)
+    image, preimage = projection.forward(x), projection.adjoint(theta)
+    apart = abs(float(image.astype(float) @ theta) - float(x.astype(float) @ preimage))
+    require(bool(apart <= slack), f"{columns}x{rows}: forward and adjoint are not of one matrix")
+    slack = 1e-5 * projection.norm_bound * (2 * np.linalg.norm(x) + np.linalg.norm(y))
+    combined = projection.forward(2 * x - np.float32(0.5) * y)
+    apart = float(np.linalg.norm(combined - (2 * image - np.float32(0.5) * projection.forward(y))))
+    require(bool(apart <= slack), f"{columns}x{rows}: forward is not linear")
+    require(not projection.forward(np.zeros(columns, np.float32)).any(), "A 0 is not 0")
 
 
 def the_norm_bound_holds(family: str) -> None:
@@ -110,6 +115,7 @@ def wrong_arrays_and_dimensions_are_refused(family: str) -> None:
     for array in (np.ones(99, np.float32), np.ones(100), np.ones((2, 2, 100), np.float32), np.ones(100, np.int32)):
         _require_raised(ValueError, "vectors: expected float32", projection.forward, array)
         _require_raised(ValueError, "coefficients: expected float32", projection.adjoint, array)
+        _require_raised(ValueError, "out: expected float32", projection.forward, np.ones(100, np.float32), array)
     for rows in (0, -1, 11):
         _require_raised(ConfigError, f"dim={rows}", make_projection, family, KEY, 10, rows)
 

@@ -1,1 +1,1 @@
-"""What a client does to an update before it leaves: clip, add noise."""
+"""What happens to an update between a client's training and the server's mean: clip, noise, whole numbers for masks."""

@@ -1,0 +1,124 @@
+"""Every client by itself: rounds of local training from the common start, and no messages (FWC)."""
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedrp.algorithms import cohort
+from fedrp.algorithms.client_side import stacked
+from fedrp.learning.initial import public_initial
+from fedrp.learning.objective import LocalSGD
+from fedrp.learning.sequential import make_trainer
+from fedrp.rng import RunSeed
+from fedrp.simulation.backend import Backend, Host, HostSetup
+from fedrp.simulation.identities import simulated_coins
+from fedrp.simulation.result import RoundRecord, Traffic, Trained
+from fedrp.simulation.runfolder import Progress, RunFolder
+from fedrp.storage.codec import OtherVersionError, Stored, packed, read
+from fedrp.types import Vector
+
+
+class Lone(NamedTuple):
+    """A client that talks to nobody."""
+
+    model: Vector
+    rounds: int = 0  # that it took part in: its batches are drawn by its own count
+
+
+class LoneHost(Host[None]):
+    """Lone clients of one process."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        config, seed = setup.config, RunSeed(setup.config.seed)
+        self._trainer = make_trainer(setup.factory, setup.loss, torch.device(setup.speed.device), seed)
+        super().__init__(setup, self._trainer.model)
+        self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
+        self._states = dict.fromkeys(setup.data, Lone(public_initial(setup.factory, seed)))
+
+    def train(self, chosen: Collection[int]) -> None:
+        """A round of local training for those of the clients that take part."""
+        for members in self._setup.groups.values():
+            alike: dict[int, list[int]] = {}  # rounds done -> those who are trained together
+            for client in members:
+                if client in chosen:
+                    alike.setdefault(self._states[client].rounds, []).append(client)
+            for done, clients in alike.items():
+                self._train(clients, done + 1)
+
+    def _train(self, clients: Sequence[int], round_: int) -> None:
+        start = stacked([self._states[client].model for client in clients])
+        data = [self._setup.data[client] for client in clients]
+        models = self._trainer.train(start, data, clients, round_, self._sgd)
+        self._states.update((c, Lone(model, round_)) for c, model in zip(clients, models, strict=True))
+
+    def final_model(self, client: int, end: None) -> Vector:  # noqa: ARG002 - it is told nothing
+        """The model as it is."""
+        return self._states[client].model
+
+    def packed(self, clients: Sequence[int]) -> bytes:
+        """Models and numbers of rounds as a safetensors file."""
+        states = {str(client): self._states[client] for client in clients}
+        about = {"rounds": {client: state.rounds for client, state in states.items()}}
+        return packed(self._setup.run, Stored(about, {client: state.model for client, state in states.items()}))
+
+    def take_up(self, path: Path) -> None:
+        """Go on with the states in a file that `packed` made."""
+        about, models = read(path, self._setup.run)
+        if "rounds" not in about:  # when lone clients were clients of the protocol
+            raise OtherVersionError.of(path)
+        self._states.update((int(c), Lone(models[c], rounds)) for c, rounds in about["rounds"].items())
+
+
+class LoneHosts(Backend[None]):
+    """All lone clients of a simulation."""
+
+    def __init__(self, setup: HostSetup) -> None:
+        super().__init__(setup, LoneHost)
+
+    def train(self, chosen: Collection[int]) -> None:
+        """A round of local training for those who take part."""
+        self._all("train", frozenset(chosen))
+
+
+@dataclass
+class Alone:
+    """A run without a server."""
+
+    setup: HostSetup
+    hosts: LoneHosts
+    round: int = 0  # the last one that is done
+    secret = False
+
+    def rounds(self) -> Iterator[Trained]:
+        """The rounds that are left. Who takes part is drawn as it is with a server."""
+        config = self.setup.config
+        while self.round < config.rounds:
+            began = time.monotonic()
+            coins = simulated_coins(config, self.round + 1)
+            chosen = np.argsort(coins)[: cohort.due(config, coins)].tolist()
+            self.hosts.train(chosen)
+            self.round += 1
+            yield Trained(self.round, len(chosen), 0, Traffic(), time.monotonic() - began)
+
+    def ends(self, clients: Sequence[int]) -> Mapping[int, None]:
+        """Nobody is told anything."""
+        return dict.fromkeys(clients)
+
+    def last_traffic(self) -> Traffic:
+        """None."""
+        return Traffic()
+
+    def take_up(self, folder: RunFolder) -> Progress:
+        """Go on after the last round that is in a folder."""
+        progress = folder.load(self.hosts)
+        self.round = len(progress.records)
+        return progress
+
+    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
+        """Write a round into a folder."""
+        folder.save(self.hosts, record, seconds)
