@@ -43,7 +43,7 @@ from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.learning.sequential import make_trainer
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
-from fedrp.protocol.aggregate import weighted_sum
+from fedrp.means import weighted_sum
 from fedrp.protocol.wire import HEADER_BYTES
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import grouped

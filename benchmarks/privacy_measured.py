@@ -30,12 +30,12 @@ from fedrp.learning.task import examples, named_task, split_among_clients
 from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import NoStore, begin, rounds
+from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.backend import HostSetup, grouped, set_threads
-from fedrp.simulation.carrier import HostCarrier
+from fedrp.simulation.carrier import HostCarrier, NoStore
 from fedrp.simulation.hosts import Hosts
 from fedrp.simulation.identities import simulated_roster
 from fedrp.types import Packets

@@ -25,12 +25,12 @@ from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import Examples
+from fedrp.means import weighted_sum
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
 from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
 from fedrp.protocol import server as server_side
-from fedrp.protocol.aggregate import weighted_sum
 from fedrp.protocol.server_state import MaskEntry, new_server
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed

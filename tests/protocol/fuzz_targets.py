@@ -27,12 +27,11 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Client
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.received import outstanding
 from fedrp.protocol.server_state import Server, read
-from fedrp.protocol.tally import take_correction, tallied
+from fedrp.protocol.tally import outstanding, take_correction
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
 from fedrp.storage.server_state import packed_head, packed_rounds
-from helpers import Federation, tiny_config, tiny_task
+from helpers import Federation, tallied, tiny_config, tiny_task
 from views import contents, restarted, server_contents
 
 CLIENTS, ROUNDS = 4, 4

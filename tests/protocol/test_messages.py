@@ -20,9 +20,9 @@ from fedrp.projection.families import make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import hello
-from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import RoundReport
 from fedrp.protocol.server_state import new_server
+from fedrp.protocol.tally import outstanding
 from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 

@@ -26,8 +26,7 @@ from fedrp.protocol import client as client_side
 from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client_state import Client
-from fedrp.protocol.received import outstanding
-from fedrp.protocol.tally import Tally, take_correction, take_upload
+from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy

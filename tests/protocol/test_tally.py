@@ -10,11 +10,10 @@ import pytest
 from fedrp.algorithms.resolve import resolved
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.received import outstanding
 from fedrp.protocol.server_state import Server, new_server
-from fedrp.protocol.tally import Tally, take_correction, take_upload, tallied
+from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message
-from helpers import Federation, tiny_config
+from helpers import Federation, tallied, tiny_config
 
 SIZE = 1000
 PER_CLIENT = 300  # bytes of the server that a client may cost: its number in sets, its entry in `last_seen`, ...
@@ -103,6 +102,7 @@ def test_packets_of_a_round_are_made_one_by_one_and_the_aggregate_is_encoded_onc
     assert sizes == [2 * wire.HEADER_BYTES + 4 * size] * count
     assert encoded.count(Kind.AGGREGATE) == encoded.count(Kind.ROUND) == 1
     assert used < 6 * 4 * size + PER_CLIENT * count  # all of them would be 40 MB
+    assert packets[0] is packets[1]  # to workers it goes once
     with pytest.raises(KeyError):
         packets[count]
 

@@ -28,8 +28,8 @@ from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Client, Site, make_workbench
-from fedrp.protocol.server_state import Reply, new_server, read
-from fedrp.protocol.tally import Tally, take_correction, tallied
+from fedrp.protocol.server_state import Reply, Server, new_server, read
+from fedrp.protocol.tally import Tally, take_correction, take_upload
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
 from fedrp.testing.problems import CLASSES, FEATURES, TinyNet, blobs
@@ -91,6 +91,14 @@ def round_keys(config: RunConfig) -> list[SecretKey]:
     """The round keys of a simulation with full participation: dealers take turns, the first client deals two."""
     dealers = [0, *(round_ % config.clients for round_ in range(config.rounds))]
     return [SimulatedEntropy(RunSeed(config.seed), d).secret("round-key", r) for r, d in enumerate(dealers)]
+
+
+def tallied(server: Server, replies: Mapping[int, bytes]) -> Tally:
+    """The open round of a server once these replies have come, in their order."""
+    tally = Tally.of(server)
+    for client, packet in replies.items():
+        take_upload(server, tally, client, packet)
+    return tally
 
 
 class Federation:

@@ -40,10 +40,11 @@ from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client, Site, Workbench
-from fedrp.protocol.rounds import NoStore, begin, hellos_matter, rounds
+from fedrp.protocol.rounds import begin, hellos_matter, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
+from fedrp.simulation.carrier import NoStore
 from fedrp.simulation.identities import simulated_roster, simulated_site
 from fedrp.types import Vector
 

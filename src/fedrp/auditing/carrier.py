@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from fedrp.protocol.client import hello, respond
 from fedrp.protocol.client_state import Client, Site, Workbench
-from fedrp.protocol.rounds import Answers, Exchange, NearCarrier, Step, Take
+from fedrp.protocol.rounds import Answers, Exchange, Step, Take
+from fedrp.simulation.carrier import NearCarrier
 from fedrp.types import Packets
 
 

@@ -3,34 +3,12 @@
 import dataclasses
 import functools
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fedrp.protocol import wire
 from fedrp.protocol.server_state import Server, message_of
 from fedrp.protocol.wire import Kind, Message
-
-
-class LazyPackets(Mapping[int, bytes]):
-    """A packet for each of some clients, made whenever it is asked for, and not kept: a round may have a million."""
-
-    def __init__(self, clients: Iterable[int], make: Callable[[int], bytes]) -> None:
-        self._clients, self._make = dict.fromkeys(clients), make
-
-    def __getitem__(self, client: int) -> bytes:
-        if client not in self._clients:
-            raise KeyError(client)
-        return self._make(client)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
-def only(packets: Mapping[int, bytes], clients: Container[int]) -> LazyPackets:
-    """The packets for some of the clients."""
-    return LazyPackets((client for client in packets if client in clients), packets.__getitem__)
+from fedrp.types import LazyPackets
 
 
 def packets_with_news(
@@ -38,14 +16,17 @@ def packets_with_news(
 ) -> LazyPackets:
     """For each client what it lacks for `round_`, a request that is the same for all, and what is for it `also`.
 
-    Outcomes and the request are encoded once, however many clients get them.
+    Outcomes and the request are encoded once, however many clients get them; who is told the same gets the same bytes.
     """
     asked = wire.encode([request])
     outcome = functools.cache(lambda past: wire.encode([_outcome(server, past)]))
+    common = functools.cache(lambda told: b"".join([*told, asked]))
 
     def packet(client: int) -> bytes:
-        own = wire.encode([also[client]]) if client in also else b""
-        return b"".join([*_news(server, client, round_, outcome), asked, own])
+        told, own = _news(server, client, round_, outcome)
+        if client in also:
+            return b"".join([*told, own, asked, wire.encode([also[client]])])
+        return b"".join([*told, own, asked]) if own else common(told)
 
     return LazyPackets(clients, packet)
 
@@ -57,8 +38,8 @@ def _outcome(server: Server, past: int) -> Message:
     return message_of(server, Kind.VOID, past)
 
 
-def _news(server: Server, client: int, round_: int, outcome: Callable[[int], bytes]) -> list[bytes]:
-    """What a client lacks for `round_`, encoded: outcomes of past rounds, sealed keys, mask keys."""
+def _news(server: Server, client: int, round_: int, outcome: Callable[[int], bytes]) -> tuple[tuple[bytes, ...], bytes]:
+    """What a client lacks for `round_`, encoded: outcomes of past rounds, and its own sealed keys and mask keys."""
     last, replays = server.last_seen[client], server.algorithm.memory == "history"
     rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone
     if rebuild:
@@ -80,4 +61,4 @@ def _news(server: Server, client: int, round_: int, outcome: Callable[[int], byt
     if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:
         entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
         own.append(message_of(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
-    return [*told, wire.encode(own)]
+    return tuple(told), wire.encode(own)

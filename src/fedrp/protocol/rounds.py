@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -19,12 +18,10 @@ from fedrp.algorithms.cohort import Coins
 from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import server as server_side
-from fedrp.protocol.news import only
-from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import RoundReport
 from fedrp.protocol.server_state import Server, read
-from fedrp.protocol.tally import Tally, take_correction, take_upload
-from fedrp.types import Packets
+from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
+from fedrp.types import Packets, only
 
 _log = logging.getLogger(__name__)
 
@@ -114,44 +111,6 @@ class Store(Protocol):
 
     def log(self, event: str, details: Mapping[str, object]) -> None:
         """Note what happened."""
-
-
-class NoStore:
-    """A store that keeps nothing: for runs whose parties end together, or are saved together after each round."""
-
-    def save(self, server: Server) -> None:
-        """Keep nothing."""
-
-    def log(self, event: str, details: Mapping[str, object]) -> None:
-        """Note nothing."""
-
-
-@dataclass
-class NearCarrier:
-    """What is common to carriers whose clients are all on this machine, and always there."""
-
-    clients: int
-    attempts: int
-
-    def gather(self, needed: int) -> None:
-        """Nobody has to be waited for."""
-
-    def present(self) -> frozenset[int]:
-        """Everyone."""
-        return frozenset(range(self.clients))
-
-    def dismiss(self, client: int, why: FedRPError) -> None:  # noqa: ARG002 - the error names the client
-        """Stop: nobody else will come in its place."""
-        raise why
-
-    def missed(self, missed: Missed) -> None:
-        """Try again at once."""
-        if missed.attempt == self.attempts:
-            raise missed.error
-
-    def say(self, text: str) -> None:
-        """Log it."""
-        _log.info("%s", text)
 
 
 class ClosedRound(NamedTuple):

@@ -16,11 +16,10 @@ from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.mechanisms.base import Numbers
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
+from fedrp.means import divided, trimmed_mean
 from fedrp.protocol import quorum, wire
-from fedrp.protocol.aggregate import divided, trimmed_mean
 from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import packets_with_news
-from fedrp.protocol.received import complaints_of, is_lost, received_of
 from fedrp.protocol.server_state import (
     Dealt,
     MaskEntry,
@@ -33,7 +32,7 @@ from fedrp.protocol.server_state import (
     next_dealer,
     only_message,
 )
-from fedrp.protocol.tally import Tally, total_of
+from fedrp.protocol.tally import Tally, complaints_of, is_lost, received_of, total_of
 from fedrp.protocol.wire import EMPTY, Kind
 from fedrp.types import Packets, Vector, Words
 

@@ -25,8 +25,8 @@ from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.layout import ModelFactory, State
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import LocalModel
+from fedrp.means import weighted_sum
 from fedrp.projection import kernels
-from fedrp.protocol.aggregate import weighted_sum
 from fedrp.simulation.processes import Worker
 from fedrp.types import Vector
 

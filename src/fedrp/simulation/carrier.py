@@ -1,18 +1,62 @@
-"""The simulator's carrier: hands packets to the hosts, loses some where the config says so, and counts bytes."""
+"""The simulator's carrier: hands packets to the hosts, loses some where the config says so, and counts bytes.
 
+And what every run has whose parties are all on this machine and end together: `NearCarrier`, `NoStore`.
+"""
+
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedrp.config.run import Resolved
-from fedrp.errors import QuorumError
-from fedrp.protocol.rounds import Answers, Exchange, Missed, NearCarrier, Step, Take, hellos_matter
+from fedrp.errors import FedRPError, QuorumError
+from fedrp.protocol.rounds import Answers, Exchange, Missed, Step, Take, hellos_matter
 from fedrp.protocol.server_state import Server
 from fedrp.rng import RunSeed
 from fedrp.simulation.hosts import Hosts
 from fedrp.simulation.result import Traffic
 from fedrp.types import Packets
 
+_log = logging.getLogger(__name__)
+
 _ATTEMPTS = 5  # at a round that misses its quorum
+
+
+class NoStore:
+    """A store that keeps nothing: for runs whose parties end together, or are saved together after each round."""
+
+    def save(self, server: Server) -> None:
+        """Keep nothing."""
+
+    def log(self, event: str, details: Mapping[str, object]) -> None:
+        """Note nothing."""
+
+
+@dataclass
+class NearCarrier:
+    """What is common to carriers whose clients are all on this machine, and always there."""
+
+    clients: int
+    attempts: int
+
+    def gather(self, needed: int) -> None:
+        """Nobody has to be waited for."""
+
+    def present(self) -> frozenset[int]:
+        """Everyone."""
+        return frozenset(range(self.clients))
+
+    def dismiss(self, client: int, why: FedRPError) -> None:  # noqa: ARG002 - the error names the client
+        """Stop: nobody else will come in its place."""
+        raise why
+
+    def missed(self, missed: Missed) -> None:
+        """Try again at once."""
+        if missed.attempt == self.attempts:
+            raise missed.error
+
+    def say(self, text: str) -> None:
+        """Log it."""
+        _log.info("%s", text)
 
 
 @dataclass

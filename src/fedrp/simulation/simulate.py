@@ -36,12 +36,12 @@ from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import NoStore, begin, rounds
+from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneHosts
 from fedrp.simulation.backend import Backend, End, HostSetup, grouped, set_threads
-from fedrp.simulation.carrier import HostCarrier
+from fedrp.simulation.carrier import HostCarrier, NoStore
 from fedrp.simulation.hosts import Hosts, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
