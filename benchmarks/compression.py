@@ -43,7 +43,7 @@ from fedrp.learning.evaluate import score
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
-from fedrp.protocol.aggregate import weighted_mean
+from fedrp.means import weighted_sum
 from fedrp.protocol.wire import HEADER_BYTES
 from fedrp.rng import RunSeed
 from fedrp.simulation.population import grouped
@@ -129,7 +129,7 @@ class Method(NamedTuple):
     def aggregate(self, payloads: Sequence[bytes], memory: Vector, round_: int) -> tuple[Vector, Vector]:
         """The step that follows from the clients' payloads, and the server's new memory."""
         vectors = [self.decode(payload, round_) for payload in payloads]
-        return self.step(weighted_mean(vectors, [1.0] * len(vectors)), memory)
+        return self.step(weighted_sum(vectors, [1.0] * len(vectors), len(vectors)), memory)
 
     def reply(self, step: Vector, round_: int) -> bytes:
         """The step as it is sent to every client: dense or sparse, whichever is shorter."""

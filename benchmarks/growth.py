@@ -33,7 +33,8 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.learning.zoo import MODELS
 from fedrp.protocol import wire
 from fedrp.protocol.server import close_round
-from fedrp.protocol.server_state import Server, new_server, read
+from fedrp.protocol.server_state import Server, new_server
+from fedrp.protocol.tally import Tally, take_upload
 from fedrp.protocol.wire import Kind, Message
 from fedrp.simulation.benchmark import BASE
 from fedrp.simulation.simulate import simulate
@@ -151,7 +152,10 @@ def uploads(server: Server) -> Iterator[tuple[int, bytes]]:
 
 def aggregate(server: Server, packets: Iterable[tuple[int, bytes]]) -> Server:
     """The server after the round: the one place here that knows how uploads get into it."""
-    closed, report = close_round(server, read(server, dict(packets)))
+    tally = Tally.of(server)
+    for client, packet in packets:
+        take_upload(server, tally, client, packet)
+    closed, report = close_round(server, tally)
     if len(report.participants) != len(server.participants):
         raise SystemExit(f"{len(report.participants)} of {len(server.participants)} uploads were used")
     return closed

@@ -31,14 +31,15 @@ from fedrp.learning.task import examples, named_task, split_among_clients
 from fedrp.privacy import distances_to_span, exact_epsilon, joint_epsilon
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import NoStore, begin, rounds
+from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
-from fedrp.simulation.carrier import SimulatedCarrier
+from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients
 from fedrp.simulation.identities import simulated_roster
 from fedrp.simulation.population import ShardSetup, grouped, set_threads
+from fedrp.types import Packets
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "privacy"
@@ -75,15 +76,20 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     test = examples(task.test, "the test set")
     set_threads(Speed())
     setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
-    clients = Clients(setup, roster, ProcessBackend())
+    replies: Packets = {}  # of the last exchange: where all clients fit into a wave and none is away, of a round
+
+    def tap(_sent: Packets, came: Packets) -> None:
+        replies.clear()
+        replies.update(came)
+
+    clients = Clients(setup, roster, ProcessBackend(), tap)
     size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     server = new_server(config, run, size)
     carrier = SimulatedCarrier.of(server, clients)
     server = begin(server, carrier, NoStore(), config.clients)
     for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):
-        replies = closed.answers.replies
         sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
-        models = clients.final_models(server_side.finish(closed.server, tuple(replies)))
+        models = clients.final_models(dict(server_side.finish(closed.server, tuple(replies))))
         seen = (np.stack(vectors).astype(np.float64) for vectors in (sent, list(models.values())))
         yield Seen(closed.server.round, *seen)
 

@@ -93,8 +93,9 @@ HARMLESS = {"fedrp.crypto", "fedrp.crypto.sizes", "fedrp.crypto.secure_aggregati
 HARMLESS |= {"fedrp.projection", "fedrp.projection.tags"}
 SERVER_SIDE: dict[str, tuple[str, ...]] = {
     "protocol.server": (),
-    "protocol.aggregate": (),
+    "means": (),
     "protocol.quorum": (),
+    "protocol.tally": (),
     "protocol.wire": (),
     "storage.server": (),
     # The driver is in one package with the app of the clients, and its settings are those of both apps.

@@ -1,4 +1,6 @@
-"""Shared type names, and the wire constants that algorithms need."""
+"""Shared types, and the wire constants that algorithms need."""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,3 +13,26 @@ Packets = dict[int, bytes]  # client -> packet
 FINGERPRINT_BYTES = 16  # of the mark in a message's header
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
 MAX_COUNT = 2**31  # numbers in a message, at most
+
+
+class LazyPackets(Mapping[int, bytes]):
+    """A packet for each of some clients, made whenever it is asked for, and not kept: a round may have a million."""
+
+    def __init__(self, clients: Iterable[int], make: Callable[[int], bytes]) -> None:
+        self._clients, self._make = dict.fromkeys(clients), make
+
+    def __getitem__(self, client: int) -> bytes:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._make(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def only(packets: Mapping[int, bytes], clients: Container[int]) -> LazyPackets:
+    """The packets for some of the clients."""
+    return LazyPackets((client for client in packets if client in clients), packets.__getitem__)

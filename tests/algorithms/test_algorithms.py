@@ -25,12 +25,12 @@ from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import Examples
+from fedrp.means import weighted_sum
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements
 from fedrp.privacy.noise import rounding_delta, update_noise_multiplier
 from fedrp.protocol import server as server_side
-from fedrp.protocol.aggregate import weighted_mean, weighted_sum
 from fedrp.protocol.server_state import MaskEntry, new_server
 from fedrp.protocol.wire import SERVER, Kind, Message, encode
 from fedrp.rng import RunSeed
@@ -58,7 +58,7 @@ def test_the_order_of_uploads_is_irrelevant() -> None:
     rng = np.random.default_rng(0)
     vectors = [rng.normal(size=40).astype(np.float32) for _ in range(6)]
     weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    straight, backwards = weighted_mean(vectors, weights), weighted_mean(vectors[::-1], weights[::-1])
+    straight, backwards = weighted_sum(vectors, weights, 21.0), weighted_sum(vectors[::-1], weights[::-1], 21.0)
     np.testing.assert_allclose(straight, backwards, rtol=2e-7, atol=1e-7)
 
 

@@ -20,8 +20,8 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, for_each
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.flower.settings import run_settings
+from fedrp.means import cut_at_each_end, trimmed_mean
 from fedrp.protocol import wire
-from fedrp.protocol.aggregate import cut_at_each_end, trimmed_mean
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.clients import Tap
 from fedrp.types import Packets

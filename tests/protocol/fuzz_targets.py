@@ -27,11 +27,11 @@ from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Client
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.received import outstanding
-from fedrp.protocol.server_state import Reply, Server, read
+from fedrp.protocol.server_state import Server, read
+from fedrp.protocol.tally import outstanding, take_correction
 from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
 from fedrp.storage.server_state import packed_head, packed_rounds
-from helpers import Federation, tiny_config, tiny_task
+from helpers import Federation, tallied, tiny_config, tiny_task
 from views import contents, restarted, server_contents
 
 CLIENTS, ROUNDS = 4, 4
@@ -320,24 +320,26 @@ def server_target(data: bytes) -> None:
     kept = server_contents(server)
     bad = {client for client in range(CLIENTS) if script.below(3) == 1}
 
-    def spoiled(packets: dict[int, bytes]) -> dict[int, Reply]:
-        told = {c: altered(wire.decode(p), script, pool) if c in bad else p for c, p in packets.items()}
-        return read(server, told)
+    def spoiled(packets: dict[int, bytes]) -> dict[int, bytes]:
+        return {c: altered(wire.decode(p), script, pool) if c in bad else p for c, p in packets.items()}
 
     with contextlib.suppress(FedRPError):
         if script.below(3) == 2:
             hellos = {c: hello(stage.run.bench, c, site) for c, site in stage.run.sites.items()}
-            server = server_side.welcome(server, spoiled(hellos))
+            server = server_side.welcome(server, read(server, spoiled(hellos)))
         replies = spoiled(stage.replies)
         with contextlib.suppress(FedRPError):
-            server = server_side.take_keys(server, replies)
-        outstanding(server, replies)
-        server, requests = server_side.recover(server, replies)
+            server = server_side.take_keys(server, read(server, replies))
+        tally = tallied(server, replies)
+        outstanding(server, tally)
+        server, requests = server_side.recover(server, tally)
         corrections = {}
         for client, packet in requests.items():
             bench, site = stage.run.bench, stage.run.sites[client]
             ((client_states[client], corrections[client]),) = respond(bench, [client_states[client]], [site], [packet])
-        server, _ = server_side.close_round(server, replies, spoiled(corrections))
+        for client, packet in spoiled(corrections).items():
+            take_correction(server, tally, client, packet)
+        server, _ = server_side.close_round(server, tally)
         written_and_read(server)
         _goes_on(stage, server, client_states, bad)
     require(server_contents(stage.server) == kept, "replies changed the server in place")

@@ -20,9 +20,9 @@ from fedrp.projection.families import make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client import hello
-from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import RoundReport
 from fedrp.protocol.server_state import new_server
+from fedrp.protocol.tally import outstanding
 from fedrp.protocol.wire import Kind, Message
 from helpers import Federation, TinyNet, all_windows, round_keys, tiny_config, windows
 
@@ -292,10 +292,10 @@ def test_an_average_that_overflows_is_said_and_not_kept() -> None:
         return {c: wire.encode([Message(Kind.UPLOAD, run.run, round_, c, huge, weight=1)]) for c in run.clients}
 
     run.open()
-    run.server, _ = server_side.close_round(run.server, run.read(uploads(2)))
+    run.server, _ = server_side.close_round(run.server, run.tallied(uploads(2)))
     run.open()
     with np.errstate(over="ignore"), pytest.raises(DivergenceError, match=r"round 3: .* too large to be averaged"):
-        server_side.close_round(run.server, run.read(uploads(3)))
+        server_side.close_round(run.server, run.tallied(uploads(3)))
 
 
 def test_an_upload_of_a_client_that_was_not_asked_is_refused() -> None:
@@ -540,9 +540,9 @@ def test_a_round_that_is_opened_again_has_the_same_participants_and_asks_the_mis
         server, again = server_side.open_round(run.server, coins)
         assert server.participants == tuple(packets)
         assert again == packets
-    assert outstanding(run.server, run.read(arrived)) == {late}
-    assert outstanding(run.server, run.read({**arrived, late: b"?"})) == {late}
-    assert outstanding(run.server, run.read(replies)) == set()
+    assert outstanding(run.server, run.tallied(arrived)) == {late}
+    assert outstanding(run.server, run.tallied({**arrived, late: b"?"})) == {late}
+    assert outstanding(run.server, run.tallied(replies)) == set()
 
 
 # --- what the server learns ------------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ import pytest
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.errors import ProtocolError, QuorumError
 from fedrp.protocol.client_state import Client
-from fedrp.protocol.rounds import Answers, Exchange, Step, begin, rounds
+from fedrp.protocol.rounds import Answers, Exchange, Step, Take, begin, rounds
 from fedrp.protocol.server_state import Server, new_server
-from fedrp.types import Packets
 from helpers import Federation, tiny_config
 
 
@@ -40,12 +39,12 @@ class LossyCarrier(BenchCarrier):
     deaf: dict[Step, set[int]]  # who is never reached
     deaf_once: dict[Step, set[int]]  # who is not reached at the first attempt
 
-    def exchange(self, packets: Packets, exchange: Exchange) -> Answers:
+    def exchange(self, packets: Mapping[int, bytes], exchange: Exchange, take: Take) -> Answers:
         self.diary.entries.append(exchange.step)
         lost = set(self.deaf.get(exchange.step, ()))
         lost |= self.deaf_once.get(exchange.step, set()) if exchange.attempt == 1 else set()
         reached = {client: packet for client, packet in packets.items() if client not in lost}
-        return super().exchange(reached, exchange)
+        return super().exchange(reached, exchange, take)
 
 
 def new_run(

@@ -26,6 +26,7 @@ from fedrp.protocol import client as client_side
 from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client_state import Client
+from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy
@@ -315,11 +316,16 @@ class Weather(Parties):
         self.new_server = self.run.server
         self.post: dict[int, list[bytes]] = {client: [] for client in EVERYONE}
         self.arrived: dict[int, bytes] = {}
+        self.tally: Tally | None = None  # of the open round
         self._save()
 
     def _save(self) -> None:
         """As a deployed server does before anything leaves that rests on it."""
         self.store.save(self.run.server)
+
+    def _take_again(self) -> None:
+        """A tally is never saved: clients send the same bytes again."""
+        self.tally = self.run.tallied(self.arrived) if self.run.server.participants else None
 
     @rule()
     def server_dies(self) -> None:
@@ -327,6 +333,7 @@ class Weather(Parties):
         before = server_contents(self.run.server)
         self.run.server = self.store.load(self.new_server)
         assert server_contents(self.run.server) == before, "the server has forgotten something"
+        self._take_again()
 
     @rule()
     def opens(self) -> None:
@@ -345,6 +352,8 @@ class Weather(Parties):
             return
         self._save()
         assert chosen in ((), self.run.server.participants), "whoever was chosen stays chosen"
+        if not chosen:
+            self.tally = Tally.of(self.run.server)
         for client, packet in packets.items():
             if self.post[client][-1:] != [packet]:
                 self.post[client].append(packet)
@@ -363,6 +372,8 @@ class Weather(Parties):
         assert reply or not is_asked, f"client {client} refuses what an honest server asks"
         if reply and arrives:
             self.arrived[client] = reply
+            if self.tally is not None:
+                take_upload(self.run.server, self.tally, client, reply)
 
     @rule(but=some, lost=some)
     def delivers_to_all(self, but: frozenset[int], lost: frozenset[int]) -> None:
@@ -372,17 +383,19 @@ class Weather(Parties):
     @rule(silent=some, dies=st.booleans())
     def closes(self, silent: frozenset[int], dies: bool) -> None:
         """With what has arrived. Some may be silent in a recovery; the server may die before it has saved the end."""
-        server = self.run.server
-        if not server.participants:
+        server, tally = self.run.server, self.tally
+        if tally is None:
             return
-        replies = self.run.read(self.arrived)
+        at_once = outstanding(server, self.run.tallied(self.arrived))
+        assert outstanding(server, tally) == at_once, "one by one is not as at once"
         try:
-            self.run.server, requests = server_side.recover(server, replies)
+            self.run.server, requests = server_side.recover(server, tally)
             self._save()
             answers = {c: self.ask(c, packet) for c, packet in requests.items() if c not in silent}
             assert None not in answers.values(), "a client refuses a recovery that an honest server asks for"
-            corrections = self.run.read({client: reply or b"" for client, reply in answers.items()})
-            closed, report = server_side.close_round(self.run.server, replies, corrections)
+            for client, reply in answers.items():
+                take_correction(self.run.server, tally, client, reply or b"")
+            closed, report = server_side.close_round(self.run.server, tally)
         except QuorumError:
             self.reach("a round that stays open")
             return
@@ -394,6 +407,7 @@ class Weather(Parties):
         if not dies:
             self.run.server = closed
             self._save()
+        self._take_again()
 
     @rule(but=some, lost=some, silent=some)
     def goes_through_a_round(self, but: frozenset[int], lost: frozenset[int], silent: frozenset[int]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -33,6 +34,7 @@ from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection import kernels
 from fedrp.rng import RunSeed
+from fedrp.simulation import population
 from fedrp.simulation.clients import Clients, ClientShard
 from fedrp.simulation.identities import SimulatedEntropy
 from fedrp.simulation.result import RoundRecord
@@ -870,3 +872,19 @@ def test_ctrl_c_while_workers_start_is_one_line_too(start: Start, tmp_path: Path
     assert told.count("\n") == 1, told
     assert told.startswith("fedrp: stopped")
     assert gone(process)
+
+
+def test_clients_are_asked_in_waves_of_whole_groups_and_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("fedrp-subspace", clients=8, participation=0.75, projection="gaussian")
+    asked: list[list[int]] = []
+    at_once = simulate(config, tiny_task(), tap=lambda sent, _replies: asked.append(list(sent)))
+    whole = [wave for wave in asked if len(wave) > 1]
+    assert [len(wave) for wave in whole] == [6] * config.rounds
+    asked.clear()
+    monkeypatch.setattr(population, "_WAVE_CLIENTS", 1)
+    in_waves = simulate(config, tiny_task(), tap=lambda sent, _replies: asked.append(list(sent)))
+    waves = [wave for wave in asked if wave not in ([], [0])]  # but for hellos and the first keys
+    assert len(waves) > config.rounds
+    assert [*itertools.chain(*waves)] == [*itertools.chain(*whole)]  # in the order of clients
+    assert in_waves.model.tobytes() == at_once.model.tobytes()
+    assert in_waves.records[-1].traffic == at_once.records[-1].traffic

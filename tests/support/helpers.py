@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,8 @@ from fedrp.learning.task import split_among_clients
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Client, Site, make_workbench
-from fedrp.protocol.server_state import Reply, new_server, read
+from fedrp.protocol.server_state import Reply, Server, new_server, read
+from fedrp.protocol.tally import Tally, take_correction, take_upload
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import SimulatedEntropy, simulated_roster, simulated_site
 from fedrp.testing.problems import CLASSES, FEATURES, TinyNet, blobs
@@ -92,6 +93,14 @@ def round_keys(config: RunConfig) -> list[SecretKey]:
     return [SimulatedEntropy(RunSeed(config.seed), d).secret("round-key", r) for r, d in enumerate(dealers)]
 
 
+def tallied(server: Server, replies: Mapping[int, bytes]) -> Tally:
+    """The open round of a server once these replies have come, in their order."""
+    tally = Tally.of(server)
+    for client, packet in replies.items():
+        take_upload(server, tally, client, packet)
+    return tally
+
+
 class Federation:
     """Server and clients of one run; each client on its own, as if deployed, and every packet at hand."""
 
@@ -130,7 +139,7 @@ class Federation:
         """The packets that start the next round."""
         coins = np.random.default_rng([self.config.seed, self.server.round]).random(self.config.clients)
         self.server, packets = server_side.open_round(self.server, coins)
-        return packets
+        return dict(packets)
 
     def answer(self, client: int, packet: bytes) -> bytes:
         """What a client replies; its state moves on."""
@@ -138,16 +147,25 @@ class Federation:
         self.clients[client] = client_state
         return reply
 
-    def deliver(self, packets: dict[int, bytes]) -> dict[int, bytes]:
+    def deliver(self, packets: Mapping[int, bytes]) -> dict[int, bytes]:
         """All replies to the server's packets."""
         replies = {client: self.answer(client, packet) for client, packet in packets.items()}
         self.received += replies.values()
         return replies
 
-    def close(self, replies: dict[int, bytes]) -> server_side.RoundReport:
-        read = self.read(replies)
-        self.server, requests = server_side.recover(self.server, read)
-        self.server, report = server_side.close_round(self.server, read, self.read(self.deliver(requests)))
+    def tallied(self, replies: Mapping[int, bytes], corrections: Mapping[int, bytes] | None = None) -> Tally:
+        """The open round with these replies."""
+        tally = tallied(self.server, replies)
+        for client, packet in (corrections or {}).items():
+            take_correction(self.server, tally, client, packet)
+        return tally
+
+    def close(self, replies: Mapping[int, bytes]) -> server_side.RoundReport:
+        tally = self.tallied(replies)
+        self.server, requests = server_side.recover(self.server, tally)
+        for client, packet in self.deliver(requests).items():
+            take_correction(self.server, tally, client, packet)
+        self.server, report = server_side.close_round(self.server, tally)
         return report
 
     def round(self) -> server_side.RoundReport:

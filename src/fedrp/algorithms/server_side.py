@@ -16,7 +16,11 @@ from fedrp.types import Vector
 Memory = Literal["aggregate", "history", "own"]
 
 
-def no_certificate(_config: Resolved, _uploads: Sequence[Vector]) -> float | None:
+# From the uploads of a round, an upper bound on the distance of any two clients' models.
+Certificate = Callable[[Sequence[Vector]], float]
+
+
+def no_certificate(_config: Resolved) -> Certificate | None:
     """Where uploads tell nothing of how far apart the clients' models are."""
     return None
 
@@ -41,8 +45,7 @@ class ServerSide:
     aggregate: Callable[[Resolved, Sequence[Vector], Vector, float], Vector]
     mechanisms: Callable[[Resolved], tuple[Mechanism, ...]] = no_mechanisms  # a client applies them in order
     reach: Callable[[Resolved, int, Reach], Reach] = as_averaged  # of the aggregate of a round, from that of its mean
-    # From the uploads of a round, an upper bound on the distance of any two clients' models; None where there is none.
-    certify: Callable[[Resolved, Sequence[Vector]], float | None] = no_certificate
+    certificate: Callable[[Resolved], Certificate | None] = no_certificate  # needs every upload by itself
     round_keys: bool = False  # clients share round keys that the server must not know
 
 

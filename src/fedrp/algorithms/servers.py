@@ -7,7 +7,7 @@ import numpy as np
 from fedrp.algorithms.mechanisms.base import Mechanism, Reach
 from fedrp.algorithms.mechanisms.clip import Clip
 from fedrp.algorithms.mechanisms.noise import Noise
-from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only, projected_vector
+from fedrp.algorithms.server_side import Certificate, ServerSide, full_vector, mean_only, projected_vector
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
@@ -74,15 +74,18 @@ FEDAVG_DP = ServerSide("aggregate", full_vector, _running_sum, clipped_and_noise
 # --- FedRP -----------------------------------------------------------------------------------------------------------
 
 
-def _certify(config: Resolved, uploads: Sequence[Vector]) -> float | None:
-    """Theorem 1: how far apart the clients' models can be, from their projections; Gaussian matrices only."""
-    if config.projection != "gaussian":
-        return None
+def _certificate(config: Resolved) -> Certificate | None:
+    """Theorem 1 for Gaussian matrices; of others it says nothing."""
+    return _certified if config.projection == "gaussian" else None
+
+
+def _certified(uploads: Sequence[Vector]) -> float:
+    """Theorem 1: how far apart the clients' models can be, from their projections."""
     return consensus_certificate(np.stack(uploads), CERTIFICATE_CONFIDENCE).exact
 
 
 # Remembers: the model and the dual variable.
-FEDRP = ServerSide("own", projected_vector, mean_only, certify=_certify, round_keys=True)
+FEDRP = ServerSide("own", projected_vector, mean_only, certificate=_certificate, round_keys=True)
 
 
 # --- FedRP-Subspace --------------------------------------------------------------------------------------------------

@@ -40,10 +40,11 @@ from fedrp.projection.families import Projection, make_projection
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client, Site, Workbench
-from fedrp.protocol.rounds import NoStore, begin, hellos_matter, rounds
+from fedrp.protocol.rounds import begin, hellos_matter, rounds
 from fedrp.protocol.server_state import new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
+from fedrp.simulation.carrier import NoStore
 from fedrp.simulation.identities import simulated_roster, simulated_site
 from fedrp.types import Vector
 
@@ -240,8 +241,8 @@ class Mechanism:
         server = begin(server, carrier, store, config.clients)
         for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
             if not config.secure_aggregation:
-                replies = closed.answers.replies
-                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in replies.items()})
+                heard = carrier.heard
+                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
             run.aggregates.append(_payload(news, Kind.AGGREGATE, size, closed.server.round))
         return run

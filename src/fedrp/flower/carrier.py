@@ -5,7 +5,7 @@ Nothing depends on clocks being right: waiting is measured with the monotonic cl
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.serverapp import Grid
@@ -15,7 +15,7 @@ from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
 from fedrp.flower.settings import Pacing
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import Answers, Exchange, Missed
+from fedrp.protocol.rounds import Answers, Exchange, Missed, Take
 from fedrp.protocol.wire import Kind, Limit
 from fedrp.types import Packets
 
@@ -92,18 +92,18 @@ class GridCarrier:
         hellos, self._newcomers = self._newcomers, {}
         return hellos
 
-    def exchange(self, packets: Packets, exchange: Exchange) -> Answers:
+    def exchange(self, packets: Mapping[int, bytes], exchange: Exchange, take: Take) -> Answers:
         """Carry packets of a round."""
-        return self.carry(ROUND, exchange.round, packets, exchange.needed)
+        return self.carry(ROUND, exchange.round, packets, exchange.needed, take)
 
-    def carry(self, kind: str, round_: int, packets: Packets, needed: int) -> Answers:
-        """Carry packets to clients and wait for their replies, up to the round's deadline.
+    def carry(self, kind: str, round_: int, packets: Mapping[int, bytes], needed: int, take: Take) -> Answers:
+        """Carry packets to clients and hand over their replies as they come, up to the round's deadline.
 
         Clients that are offline are waited for only while fewer than `needed` have replied; who comes back before the
         end is asked then. At the end of the run, those who are online but have yet to say who they are are waited for.
         """
         end = time.monotonic() + self.pacing.round_timeout
-        replies: Packets = {}
+        replied: set[int] = set()
         refused: dict[int, str] = {}
         waiting: dict[str, int] = {}
         tries = dict.fromkeys(packets, 0)
@@ -119,22 +119,22 @@ class GridCarrier:
                     continue
                 waiting[message_id] = client
                 unsent.discard(client)
-            for message_id, reply in self._pull(waiting):
-                if message_id not in waiting:  # a reply to nothing that was asked
-                    continue
-                client = waiting.pop(message_id)
+            # Nothing that was not asked for. What comes together is taken in the order of clients.
+            came = {waiting.pop(asked): reply for asked, reply in self._pull(waiting) if asked in waiting}
+            for client, reply in sorted(came.items()):
                 if isinstance(reply, bytes):
-                    replies[client] = reply
+                    replied.add(client)
+                    take(client, reply)
                 elif isinstance(reply, LostError):
                     again[client] = time.monotonic() + self._pause
                     unsent.add(client)
                 else:
                     refused[client] = str(reply)
             reachable = {client for client in unsent & self.present() if tries[client] < _TRIES}
-            enough = len(replies) >= needed and not (kind == FINISH and self._introducing)
+            enough = len(replied) >= needed and not (kind == FINISH and self._introducing)
             done = not waiting and not reachable and (enough or not unsent)
             if done or time.monotonic() > end:
-                return Answers(replies, refused, frozenset(packets) - set(replies) - set(refused))
+                return Answers(refused, frozenset(packets) - replied - set(refused))
             time.sleep(self.pacing.poll)
 
     def dismiss(self, client: int, why: FedRPError) -> None:

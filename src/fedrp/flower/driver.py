@@ -72,8 +72,9 @@ def _finish(server: Server, carrier: GridCarrier, folder: ServerFolder) -> None:
     if lacking := tuple(client for client in everyone if client not in served):
         carrier.look_again()  # a round that was just closed may have lost someone, who would be waited for in vain
         carrier.gather(1)
-        answers = carrier.carry(FINISH, server.round, server_side.finish(server, lacking), 0 if served else 1)
-        served |= answers.replies.keys()
+        packets, reached = server_side.finish(server, lacking), set[int]()
+        carrier.carry(FINISH, server.round, packets, 0 if served else 1, lambda client, _reply: reached.add(client))
+        served |= reached
         folder.keep_served(served)
     missing = sorted(set(everyone) - served)
     folder.log("finish", {"delivered": sorted(served), "missing": missing})

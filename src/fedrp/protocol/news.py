@@ -1,31 +1,55 @@
-"""What the server tells a client that it does not know yet."""
+"""What the server tells clients that they do not know yet: packets that are made when they are sent."""
 
 import dataclasses
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from fedrp.protocol import wire
 from fedrp.protocol.server_state import Server, message_of
 from fedrp.protocol.wire import Kind, Message
+from fedrp.types import LazyPackets
 
 
-def news(server: Server, client: int, round_: int) -> list[Message]:
-    """What a client lacks for `round_`: outcomes of past rounds, sealed keys, mask keys."""
+def packets_with_news(
+    server: Server, clients: Iterable[int], round_: int, request: Message, also: Mapping[int, Message]
+) -> LazyPackets:
+    """For each client what it lacks for `round_`, a request that is the same for all, and what is for it `also`.
+
+    Outcomes and the request are encoded once, however many clients get them; who is told the same gets the same bytes.
+    """
+    asked = wire.encode([request])
+    outcome = functools.cache(lambda past: wire.encode([_outcome(server, past)]))
+    common = functools.cache(lambda told: b"".join([*told, asked]))
+
+    def packet(client: int) -> bytes:
+        told, own = _news(server, client, round_, outcome)
+        if client in also:
+            return b"".join([*told, own, asked, wire.encode([also[client]])])
+        return b"".join([*told, own, asked]) if own else common(told)
+
+    return LazyPackets(clients, packet)
+
+
+def _outcome(server: Server, past: int) -> Message:
+    """What became of a round."""
+    if past in server.aggregates:
+        return message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
+    return message_of(server, Kind.VOID, past)
+
+
+def _news(server: Server, client: int, round_: int, outcome: Callable[[int], bytes]) -> tuple[tuple[bytes, ...], bytes]:
+    """What a client lacks for `round_`, encoded: outcomes of past rounds, and its own sealed keys and mask keys."""
     last, replays = server.last_seen[client], server.algorithm.memory == "history"
     rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone
     if rebuild:
         last = 0
     first = last if replays else server.latest  # the first round whose outcome it is told
-    told = [message_of(server, Kind.REBUILD, round_)] if rebuild else []
-    told += [
-        message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
-        if past in server.aggregates
-        else message_of(server, Kind.VOID, past)
-        for past in range(max(first, 1), round_)
-    ]
+    told = [wire.encode([message_of(server, Kind.REBUILD, round_)])] if rebuild else []
+    told += [outcome(past) for past in range(max(first, 1), round_)]
     wanted = {*range(first, round_ + 1), *([0] if last == 0 else [])}
     given = last if last else -1  # it has kept the keys of the last round that it took part in
-    told += [
+    own = [
         dataclasses.replace(
             message_of(server, Kind.SEALED, past, wire.raw(server.dealt[past].envelopes[client])),
             sender=server.dealt[past].dealer,
@@ -36,34 +60,5 @@ def news(server: Server, client: int, round_: int) -> list[Message]:
     seen = server.last_seen[client]
     if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:
         entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
-        told.append(message_of(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
-    return told
-
-
-_COMMON = frozenset({Kind.AGGREGATE, Kind.VOID, Kind.REBUILD, Kind.ROUND, Kind.FINISH})  # nothing of one client in them
-
-
-class Encoder:
-    """Encodes what all clients are told once, and not once per client; those told the same get the same bytes."""
-
-    def __init__(self) -> None:
-        self._parts: dict[tuple[Kind, int, int], tuple[Message, bytes]] = {}  # a message kept is a payload's id kept
-        self._packets: dict[tuple[int, ...], bytes] = {}
-
-    def packet(self, messages: Sequence[Message]) -> bytes:
-        """The messages as one packet, see `wire.encode`."""
-        parts = [self._part(message) for message in messages]
-        if not all(message.kind in _COMMON for message in messages):
-            return b"".join(parts)
-        told = tuple(id(part) for part in parts)
-        if told not in self._packets:
-            self._packets[told] = b"".join(parts)
-        return self._packets[told]
-
-    def _part(self, message: Message) -> bytes:
-        if message.kind not in _COMMON:
-            return wire.encode([message])
-        key = (message.kind, message.round, id(message.payload))
-        if key not in self._parts:
-            self._parts[key] = (message, wire.encode([message]))
-        return self._parts[key][1]
+        own.append(message_of(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
+    return tuple(told), wire.encode(own)

@@ -1,7 +1,7 @@
 """Which cohorts and recoveries a client accepts under masks, and which the server chooses."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fedrp.algorithms.cohort import needed
 from fedrp.config.run import Resolved
@@ -43,13 +43,21 @@ def require_left_out(config: Resolved, call: Call, left_out: tuple[int, ...], cl
         raise ProtocolError(f"a recovery would sum {rest} of {len(call.clients)} clients, {least} needed: refused")
 
 
-def choose_left_out(config: Resolved, call: Call, missing: Iterable[int]) -> tuple[int, ...]:
-    """Who is left out of a sum if some are missing: they, and one more if it is only one, the next in order."""
+def spares(participants: Sequence[int], round_: int) -> tuple[int, int]:
+    """The two participants of whom one is left out where a single other one is missing. Everyone takes turns.
+
+    They are known before anything is sent, so that the server has to keep no other upload apart from the sum; and they
+    depend on nothing that anyone sent. Clients do not rely on it: they take any set that exposes nobody.
+    """
+    place, count = round_ % len(participants), len(participants)
+    return participants[place], participants[(place + 1) % count]
+
+
+def choose_left_out(config: Resolved, call: Call, missing: Iterable[int], round_: int) -> tuple[int, ...]:
+    """Who is left out of a sum if some are missing: they and, if it is only one, the first of the `spares` beside."""
     left_out = set(missing)
     if len(left_out) == 1:
-        (only,) = left_out
-        place = call.clients.index(only)
-        left_out.add(call.clients[(place + 1) % len(call.clients)])
+        left_out.add(next(client for client in spares(call.clients, round_) if client not in left_out))
     rest, least = len(call.clients) - len(left_out), needed(config, len(call.clients))
     if rest < least:
         raise QuorumError(f"{rest} of {len(call.clients)} clients would be summed, {least} needed")

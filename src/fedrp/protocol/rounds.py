@@ -4,12 +4,12 @@ A `Carrier` brings packets to clients and a `Store` keeps the server's state bef
 Whoever runs a federation gives the loop its own of both: the simulator, Flower's driver, the audit.
 """
 
+import functools
 import itertools
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -18,14 +18,15 @@ from fedrp.algorithms.cohort import Coins
 from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.protocol import server as server_side
-from fedrp.protocol.received import outstanding
 from fedrp.protocol.server import RoundReport
-from fedrp.protocol.server_state import Reply, Server, read
-from fedrp.types import Packets
+from fedrp.protocol.server_state import Server, read
+from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
+from fedrp.types import Packets, only
 
 _log = logging.getLogger(__name__)
 
 Toss = Callable[[Server], Coins]  # the coins that choose the cohort of the next round
+Take = Callable[[int, bytes], None]  # is called with each reply as it comes, and does not keep it
 
 
 class Step(Enum):
@@ -46,9 +47,8 @@ class Exchange(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What came back of an exchange."""
+    """What came back of an exchange, replies apart: those were handed over as they came."""
 
-    replies: Packets
     refused: Mapping[int, str] = {}  # client -> code
     absent: frozenset[int] = frozenset()  # clients that were not reached in time
 
@@ -86,8 +86,11 @@ class Carrier(Protocol):
     def dismiss(self, client: int, why: FedRPError) -> None:
         """A client said hello, and cannot take part as it is."""
 
-    def exchange(self, packets: Packets, exchange: Exchange) -> Answers:
-        """Bring packets to clients, and their replies back, as far as they come in time."""
+    def exchange(self, packets: Mapping[int, bytes], exchange: Exchange, take: Take) -> Answers:
+        """Bring packets to clients, and hand over their replies, as far as they come in time, one by one.
+
+        A packet is made when it is looked up, so look it up when it leaves. A client's reply is handed over once.
+        """
 
     def missed(self, missed: Missed) -> None:
         """An attempt at a round had too few uploads: tell, and wait before the next one if there is one.
@@ -108,44 +111,6 @@ class Store(Protocol):
 
     def log(self, event: str, details: Mapping[str, object]) -> None:
         """Note what happened."""
-
-
-class NoStore:
-    """A store that keeps nothing: for runs whose parties end together, or are saved together after each round."""
-
-    def save(self, server: Server) -> None:
-        """Keep nothing."""
-
-    def log(self, event: str, details: Mapping[str, object]) -> None:
-        """Note nothing."""
-
-
-@dataclass
-class NearCarrier:
-    """What is common to carriers whose clients are all on this machine, and always there."""
-
-    clients: int
-    attempts: int
-
-    def gather(self, needed: int) -> None:
-        """Nobody has to be waited for."""
-
-    def present(self) -> frozenset[int]:
-        """Everyone."""
-        return frozenset(range(self.clients))
-
-    def dismiss(self, client: int, why: FedRPError) -> None:  # noqa: ARG002 - the error names the client
-        """Stop: nobody else will come in its place."""
-        raise why
-
-    def missed(self, missed: Missed) -> None:
-        """Try again at once."""
-        if missed.attempt == self.attempts:
-            raise missed.error
-
-    def say(self, text: str) -> None:
-        """Log it."""
-        _log.info("%s", text)
 
 
 class ClosedRound(NamedTuple):
@@ -185,7 +150,7 @@ def rounds(server: Server, carrier: Carrier, store: Store, toss: Toss) -> Iterat
 
 def _round(server: Server, carrier: Carrier, store: Store, toss: Toss) -> ClosedRound:
     began, round_ = time.monotonic(), server.round + 1
-    replies: dict[int, Reply] = {}
+    tally: Tally | None = None
     for attempt in itertools.count(1):
         server = _welcomed(server, carrier)
         opened, packets = server_side.open_round(server, toss(server))
@@ -193,19 +158,19 @@ def _round(server: Server, carrier: Carrier, store: Store, toss: Toss) -> Closed
         if opened.participants != server.participants and sampled:
             store.save(opened)  # who was chosen stays chosen, also after a crash
         server = opened
-        waiting = outstanding(server, replies)
-        asked = {client: packet for client, packet in packets.items() if client in waiting}
+        tally = tally or Tally.of(server)  # what came at an earlier attempt stays
+        asked = only(packets, outstanding(server, tally))
         needed = _needed(server)
         lacking = needed - len(packets) + len(asked)
-        answers = carrier.exchange(asked, Exchange(Step.TRAIN, round_, attempt, lacking))
-        replies |= read(server, answers.replies)
+        take = functools.partial(take_upload, server, tally)
+        answers = carrier.exchange(asked, Exchange(Step.TRAIN, round_, attempt, lacking), take)
         try:
-            server, requests = server_side.recover(server, replies)
-            corrections: Packets = {}
+            server, requests = server_side.recover(server, tally)
             if requests:  # clients help to leave out one set of the others only: it must not be forgotten
                 store.save(server)
-                corrections = carrier.exchange(requests, Exchange(Step.RECOVER, round_, attempt, len(requests))).replies
-            server, report = server_side.close_round(server, replies, read(server, corrections))
+                take = functools.partial(take_correction, server, tally)
+                carrier.exchange(requests, Exchange(Step.RECOVER, round_, attempt, len(requests)), take)
+            server, report = server_side.close_round(server, tally)
             break
         except QuorumError as error:
             store.log("round failed", {"round": round_, "attempt": attempt, "why": str(error)})
@@ -257,8 +222,9 @@ def _with_keys(server: Server, carrier: Carrier, store: Store) -> Server:
         if not set(packets) <= carrier.present():
             continue
         try:
-            answers = carrier.exchange(packets, Exchange(Step.DEAL, server.round, attempt + 1, 1))
-            server = server_side.take_keys(server, read(server, answers.replies))
+            replies: Packets = {}
+            carrier.exchange(packets, Exchange(Step.DEAL, server.round, attempt + 1, 1), replies.__setitem__)
+            server = server_side.take_keys(server, read(server, replies))
         except (WireError, ProtocolError) as error:
             carrier.say(f"the key of round {server.round + 1} was refused: {error}")
             continue

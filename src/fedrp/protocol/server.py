@@ -14,14 +14,12 @@ import numpy as np
 from fedrp.algorithms import cohort
 from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.mechanisms.base import Numbers
-from fedrp.crypto.secure_aggregation import Call
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
+from fedrp.means import divided, trimmed_mean
 from fedrp.protocol import quorum, wire
-from fedrp.protocol.aggregate import trimmed_mean, weighted_mean
 from fedrp.protocol.history import require_reachable
-from fedrp.protocol.news import Encoder, news
-from fedrp.protocol.received import complaints_of, is_lost, received_of
+from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.server_state import (
     Dealt,
     MaskEntry,
@@ -31,9 +29,11 @@ from fedrp.protocol.server_state import (
     call_of,
     distrusted,
     message_of,
+    next_dealer,
     only_message,
 )
-from fedrp.protocol.wire import EMPTY, Kind, Message
+from fedrp.protocol.tally import Tally, complaints_of, is_lost, received_of, total_of
+from fedrp.protocol.wire import EMPTY, Kind
 from fedrp.types import Packets, Vector, Words
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
@@ -44,7 +44,7 @@ class RoundReport(NamedTuple):
 
     participants: tuple[int, ...]
     refused: Mapping[int, str]  # client -> why its reply was not used
-    consensus_bound: float | None = None  # no two participants' models are further apart, see `Algorithm.certify`
+    consensus_bound: float | None = None  # no two participants' models are further apart, see `ServerSide.certificate`
     void: str = ""  # why the round was given up, if it was
 
 
@@ -90,8 +90,8 @@ def take_keys(server: Server, replies: Replies) -> Server:
     return dataclasses.replace(server, dealt=dealt)
 
 
-def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
-    """Who takes part in the next round, and what each of them is sent.
+def open_round(server: Server, coins: Coins) -> tuple[Server, Mapping[int, bytes]]:
+    """Who takes part in the next round, and what each of them is sent; packets are made when they are asked for.
 
     `coins` are one number in [0, 1) per client, which must not depend on anything that was sent. They are not looked at
     for a round that was opened before: whoever was chosen stays chosen. So keep the returned server.
@@ -103,18 +103,17 @@ def open_round(server: Server, coins: Coins) -> tuple[Server, Packets]:
     participants = server.participants or _chosen(server, coins)
     listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
     call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
-    packets, encoder, dealer = {}, Encoder(), _next_dealer(server, participants, round_)
-    for client in participants:
-        asked = [call, message_of(server, Kind.DEAL_REQUEST, round_ + 1)] if client == dealer else [call]
-        packets[client] = encoder.packet([*news(server, client, round_), *asked])
+    dealer = next_dealer(server, participants, round_)
+    also = {} if dealer is None else {dealer: message_of(server, Kind.DEAL_REQUEST, round_ + 1)}
+    packets = packets_with_news(server, participants, round_, call, also)
     return dataclasses.replace(server, participants=participants), packets
 
 
-def recover(server: Server, replies: Replies) -> tuple[Server, Packets]:
-    """What must still be asked before a round with these replies can be closed: mostly nothing.
+def recover(server: Server, tally: Tally) -> tuple[Server, Packets]:
+    """What must still be asked before a round with this tally can be closed: mostly nothing.
 
-    Only where uploads are masked and some are missing, those whose uploads are summed must help; their answers go into
-    `close_round`. Keep the returned server: asked for once, the set of those left out stays.
+    Only where uploads are masked and some are missing, those whose uploads are summed must help; the tally takes their
+    answers (`take_correction`). Keep the returned server: asked for once, the set of those left out stays.
 
     Raises:
         QuorumError: too few uploads. The round can be opened again, unless a recovery was begun.
@@ -122,21 +121,21 @@ def recover(server: Server, replies: Replies) -> tuple[Server, Packets]:
     if not server.config.secure_aggregation:
         return server, {}
     call = call_of(server, server.participants)
-    received = received_of(server, replies)
+    received = received_of(server, tally)
     missing = [client for client in call.clients if client not in received.uploads]
     if not server.left_out and (not missing or is_lost(server, received) or complaints_of(server, received)):
         return server, {}
     try:
-        left_out = server.left_out or quorum.choose_left_out(server.config, call, missing)
+        left_out = server.left_out or quorum.choose_left_out(server.config, call, missing, server.round + 1)
     except QuorumError as error:
         raise QuorumError(f"round {server.round + 1}: {error}{_reasons(received.refused)}") from None
     request = message_of(server, Kind.RECOVER, server.round + 1, np.array(left_out, np.uint32))
-    packets = {client: wire.encode([request]) for client in call.clients if client not in left_out}
-    return dataclasses.replace(server, left_out=left_out), packets
+    helpers = [client for client in call.clients if client not in left_out and client not in tally.corrected]
+    return dataclasses.replace(server, left_out=left_out), dict.fromkeys(helpers, wire.encode([request]))
 
 
-def close_round(server: Server, replies: Replies, corrections: Replies | None = None) -> tuple[Server, RoundReport]:
-    """Aggregate the uploads of the open round; `corrections` are the answers to `recover`.
+def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
+    """Aggregate the uploads of the open round, from its tally, which stays as it is.
 
     A round can be given up (`RoundReport.void`): it counts, has no aggregate, and whatever it has cost in privacy is
     spent. That happens where uploads are too few only because clients' copies of the common model differ (they are told
@@ -152,11 +151,11 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
             a row were given up.
     """
     round_ = server.round + 1
-    received = received_of(server, replies)
+    received = received_of(server, tally)
     uploads, refused, differing = received.uploads, received.refused, received.differing
-    for client in server.left_out:
-        if uploads.pop(client, None):
-            refused[client] = "left out, because a sum with it would tell the upload of the one who is missing"
+    if came := [client for client in server.left_out if client in uploads]:
+        why = "left out, because a sum with it would tell the upload of the one who is missing"
+        uploads, refused = uploads - set(came), refused | dict.fromkeys(came, why)
     lost = not server.left_out and is_lost(server, received)
     complained = () if server.left_out else complaints_of(server, received)
     needed = cohort.needed(server.config, len(server.participants))
@@ -175,7 +174,7 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
     elif lost:
         outcome = _Outcome(void="too few copies of the common model agree")
     else:
-        outcome = _aggregated(server, uploads, corrections or {})
+        outcome = _aggregated(server, tally, uploads)
     if outcome.void and not complained and round_ - server.latest >= _MOST_VOID:
         raise ProtocolError(f"{_MOST_VOID} rounds in a row were given up, the last because {outcome.void}")
     aggregates = dict(server.aggregates)
@@ -187,17 +186,16 @@ def close_round(server: Server, replies: Replies, corrections: Replies | None = 
         participants=(),
         left_out=(),
         # Also who was left out of the sum has moved on.
-        last_seen=tuple(round_ if client in received.valid else last for client, last in enumerate(server.last_seen)),
-        differing=server.differing - received.valid | differing,
+        last_seen=tuple(round_ if client in received.uploads else last for client, last in enumerate(server.last_seen)),
+        differing=server.differing - received.uploads | differing,
         aggregates=aggregates,
         complaints=(*server.complaints, *complained),
         dealt={r: d for r, d in server.dealt.items() if r not in {c.round for c in complained}},
     )
-    dealer = _next_dealer(server, server.participants, round_)
-    if dealer is not None and dealer in {*received.valid, *differing}:  # also if it is not summed, it deals
+    if tally.dealer in received.uploads or tally.dealer in differing:  # also if it is not summed, it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
-            closed = take_keys(closed, {dealer: replies[dealer]})
-    counted = () if outcome.void else tuple(uploads)
+            closed = take_keys(closed, {tally.dealer: Reply(tally.dealt)})
+    counted = () if outcome.void else tuple(sorted(uploads))
     return _pruned(closed), RoundReport(counted, refused, outcome.consensus_bound, outcome.void)
 
 
@@ -207,18 +205,19 @@ class _Outcome(NamedTuple):
     void: str = ""  # why there is no aggregate
 
 
-def _aggregated(server: Server, uploads: Mapping[int, Message], corrections: Replies) -> _Outcome:
-    round_, pipeline, call, certified = server.round + 1, server.pipeline, None, None
+def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outcome:
+    config, round_, pipeline, call, certified = server.config, server.round + 1, server.pipeline, None, None
+    weight = float(sum(call_of(server, tuple(uploads)).weights))
     numbers: Numbers
-    if server.config.secure_aggregation:
+    if config.secure_aggregation:
         call = call_of(server, server.participants)
-        numbers, weight = _unmasked(server, call, uploads, corrections), float(call.weight_of(uploads))
+        numbers = _unmasked(server, tally, uploads)
     else:
-        vectors = [wire.vector(message, server.upload_size) for message in uploads.values()]
-        weights = [float(message.weight) for message in uploads.values()]
-        share, weight = server.config.trimmed_share, sum(weights)
-        numbers = trimmed_mean(vectors, share) if share else weighted_mean(vectors, weights, pipeline.divisor)
-        certified = server.algorithm.certify(server.config, vectors)
+        each = [tally.whole[client] for client in sorted(tally.whole) if client in uploads]
+        share, certificate = config.trimmed_share, server.algorithm.certificate(config)
+        divisor = pipeline.divisor or weight
+        numbers = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
+        certified = certificate(each) if certificate else None
     past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
     aggregate = pipeline.aggregate(past, numbers, weight, call)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
@@ -230,24 +229,20 @@ def _aggregated(server: Server, uploads: Mapping[int, Message], corrections: Rep
     return _Outcome(aggregate, certified)
 
 
-def _unmasked(server: Server, call: Call, uploads: Mapping[int, Message], corrections: Replies) -> Words:
+def _unmasked(server: Server, tally: Tally, uploads: frozenset[int]) -> Words:
     """The sum of masked uploads, of which no mask is left."""
-    if set(uploads) != set(call.clients) - set(server.left_out):
+    if len(uploads) + len(server.left_out) < len(server.participants):
         raise QuorumError(f"round {server.round + 1}: masked uploads are incomplete, ask `recover` how to go on")
-    total = np.zeros(server.upload_size, np.uint32)
-    for client, message in uploads.items():
-        total += wire.words(message, server.upload_size)
-        if server.left_out:
-            try:
-                answer = only_message(corrections.get(client, Reply(())), Kind.CORRECTION, client)
-                if answer.round != server.round + 1:
-                    raise ProtocolError(f"a correction of round {answer.round}")
-                total -= wire.words(answer, server.upload_size)
-            except (WireError, ProtocolError) as error:
-                raise QuorumError(
-                    f"round {server.round + 1}: client {client} did not help to recover it ({error}): ask it again"
-                ) from None
-    return total
+    total = total_of(server, tally, uploads)
+    if not server.left_out:
+        return total
+    if lacking := sorted(uploads - tally.corrected):
+        why = tally.uncorrected.get(lacking[0], "no answer")
+        raise QuorumError(
+            f"round {server.round + 1}: client {lacking[0]} did not help to recover it ({why}): ask it again"
+        )
+    corrected: Words = total - tally.corrections
+    return corrected
 
 
 def _reasons(refused: Mapping[int, str]) -> str:
@@ -275,10 +270,10 @@ def _to_be_dealt(server: Server) -> tuple[int, ...]:
     return (server.round + 1,) if server.aggregates else (0, server.round + 1)
 
 
-def finish(server: Server, clients: tuple[int, ...]) -> Packets:
+def finish(server: Server, clients: tuple[int, ...]) -> Mapping[int, bytes]:
     """The last packets: what a client needs to end up with the consensus of all rounds so far."""
-    done, encoder = message_of(server, Kind.FINISH, server.round), Encoder()
-    return {client: encoder.packet([*news(server, client, server.round + 1), done]) for client in clients}
+    done = message_of(server, Kind.FINISH, server.round)
+    return packets_with_news(server, clients, server.round + 1, done, {})
 
 
 def _chosen(server: Server, coins: Coins) -> tuple[int, ...]:
@@ -304,14 +299,6 @@ def _able(server: Server, client: int) -> bool:
         return False
     in_step = not server.aggregates or server.last_seen[client] == server.round
     return in_step or server.algorithm.memory != "own"
-
-
-def _next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> int | None:
-    """Who deals the key of the next round: the clients take turns."""
-    if not server.algorithm.round_keys or round_ >= server.config.rounds:
-        return None
-    trusted = [client for client in participants if client not in distrusted(server)]
-    return trusted[round_ % len(trusted)] if trusted else None
 
 
 def _pruned(server: Server) -> Server:

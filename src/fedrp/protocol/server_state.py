@@ -12,7 +12,7 @@ from fedrp.crypto.secure_aggregation import Call
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.wire import EMPTY, SERVER, Kind, Message, Payload
+from fedrp.protocol.wire import EMPTY, SERVER, Kind, Limits, Message, Payload
 from fedrp.types import Packets, Vector
 
 
@@ -97,18 +97,20 @@ def new_server(config: Resolved, run: bytes, upload_size: int) -> Server:
 def read(server: Server, packets: Packets) -> dict[int, Reply]:
     """Clients' packets, decoded once, each with the reason if it cannot be used."""
     limits = from_client(server.config, server.upload_size)
-    replies = {}
-    for client, packet in sorted(packets.items()):
-        try:
-            messages = wire.decode(packet, limits)
-            for message in messages:
-                if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
-                    what = message.kind.name
-                    raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
-            replies[client] = Reply(tuple(messages))
-        except (WireError, ProtocolError) as error:
-            replies[client] = Reply((), str(error))
-    return replies
+    return {client: read_one(server, limits, client, packet) for client, packet in sorted(packets.items())}
+
+
+def read_one(server: Server, limits: Limits, client: int, packet: bytes) -> Reply:
+    """A client's packet, decoded once, with the reason if it cannot be used."""
+    try:
+        messages = wire.decode(packet, limits)
+        for message in messages:
+            if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
+                what = message.kind.name
+                raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
+    except (WireError, ProtocolError) as error:
+        return Reply((), str(error))
+    return Reply(tuple(messages))
 
 
 def call_of(server: Server, participants: tuple[int, ...]) -> Call:
@@ -125,6 +127,15 @@ def distrusted(server: Server) -> frozenset[int]:
     """Clients that are not asked to deal any more; nobody, if that would be all."""
     dealers = frozenset(complaint.dealer for complaint in server.complaints)
     return dealers if len(dealers) < server.config.clients else frozenset()
+
+
+def next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> int | None:
+    """Who deals the key of the round after `round_`: its participants take turns."""
+    if not server.algorithm.round_keys or round_ >= server.config.rounds:
+        return None
+    away = distrusted(server)
+    trusted = [client for client in participants if client not in away]
+    return trusted[round_ % len(trusted)] if trusted else None
 
 
 def message_of(server: Server, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:

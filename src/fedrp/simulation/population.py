@@ -11,7 +11,7 @@ import platform
 import resource
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,11 +28,12 @@ from fedrp.learning.evaluate import Correct, Score, score
 from fedrp.learning.layout import ModelFactory, State
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import LocalModel
+from fedrp.means import weighted_sum
 from fedrp.projection import kernels
-from fedrp.protocol.aggregate import weighted_sum
 from fedrp.simulation.holdings import Holdings
 from fedrp.types import Vector
 
+_WAVE_CLIENTS = 64  # per worker, whose packets and replies are in memory at a time, see `Population.waves`
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
 _GROUP_FLOATS = 2**24  # and their weights take at most 64 MB
 
@@ -200,6 +201,7 @@ class Population(Generic[End]):
     """All clients of a simulation, wherever they are. Calls go to all workers at once."""
 
     def __init__(self, setup: ShardSetup, make: MakeShard[End], backend: Backend) -> None:
+        self._in_order = [members for _, members in sorted(setup.groups.items())]
         count = min(setup.speed.workers, len(setup.groups))
         self._workers = backend.workers(count)
         self._groups = [{g: members for g, members in setup.groups.items() if g % count == w} for w in range(count)]
@@ -209,6 +211,17 @@ class Population(Generic[End]):
             clients = [client for client, owner in self._owner.items() if owner == number]
             own = holdings.near(clients) if worker.kept is None else holdings.far(clients)
             worker.begin(functools.partial(made, make, setup._replace(groups=groups, data=own)))
+
+    def waves(self, clients: Iterable[int]) -> Iterator[list[int]]:
+        """Clients in parts that are asked together: whole groups, in order, and enough to keep all workers busy."""
+        chosen, wave = set(clients), list[int]()
+        for members in self._in_order:
+            wave += [client for client in members if client in chosen]
+            if len(wave) >= _WAVE_CLIENTS * max(1, len(self._workers)):
+                yield wave
+                wave = []
+        if wave:
+            yield wave
 
     def score(self, ends: Mapping[int, End]) -> dict[int, Score]:
         """Scores of clients' final models."""

@@ -18,7 +18,7 @@ from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.task import Task, split_among_clients
-from fedrp.protocol.aggregate import weighted_sum
+from fedrp.means import weighted_sum
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
 

@@ -38,12 +38,12 @@ from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import NoStore, begin, rounds
+from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
 from fedrp.simulation.calibration import Workload, choose_engine
-from fedrp.simulation.carrier import SimulatedCarrier
+from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
 from fedrp.simulation.population import End, Population, ShardSetup, grouped, set_threads
@@ -242,7 +242,7 @@ class Federated:
 
     def ends(self, clients: Sequence[int]) -> Packets:
         """What clients would be told if the run ended now."""
-        return server_side.finish(self.server, tuple(clients))
+        return dict(server_side.finish(self.server, tuple(clients)))  # for workers, who get their parts of it
 
     def last_traffic(self) -> Traffic:
         """Of what all clients are told at the end."""

@@ -28,9 +28,9 @@ from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
 from fedrp.learning.task import Task, split_among_clients
+from fedrp.means import weighted_sum
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import Projection, make_projection
-from fedrp.protocol.aggregate import weighted_sum
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import simulate
 from fedrp.testing.problems import TinyNet, blobs

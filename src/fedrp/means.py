@@ -10,10 +10,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.errors import ProtocolError
-from fedrp.types import Vector
+from fedrp.types import Precise, Vector
 
 _CHUNK = 1 << 20
+
+
+def add_weighted(total: Precise, vector: Vector, weight: float) -> None:
+    """Add `weight * vector` to a sum in float64, in place.
+
+    Guarantees: as long as the numbers of a coordinate are within a factor of about 2^29 / weight of each other, float64
+    adds them exactly, in any order; beyond, the order changes nothing but rounding below float32.
+    """
+    for start in range(0, total.size, _CHUNK):  # a float64 copy of 134 million numbers would be a gigabyte
+        part = slice(start, start + _CHUNK)
+        total[part] += np.multiply(vector[part], weight, dtype=np.float64) if weight != 1 else vector[part]
+
+
+def divided(total: Precise, divisor: float) -> Vector:
+    """A sum by a divisor, rounded to float32 once."""
+    result = np.empty(total.shape, np.float32)
+    for start in range(0, result.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        result[part] = total[part] / divisor
+    return result
 
 
 def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float], divisor: float = 1.0) -> Vector:
@@ -23,23 +42,13 @@ def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float], divisor: f
     a power of two, which float64 adds exactly, the result is a function of the sum: it does not tell how many they are.
     """
     result = np.empty(vectors[0].shape, np.float32)
-    for start in range(0, result.size, _CHUNK):  # a float64 copy of 134 million numbers would be a gigabyte
+    for start in range(0, result.size, _CHUNK):  # all vectors are here: no need for a whole sum in float64
         part = slice(start, start + _CHUNK)
         total = np.zeros(result[part].shape, np.float64)
         for vector, weight in zip(vectors, weights, strict=True):
-            total += np.multiply(vector[part], weight, dtype=np.float64)
-        result[part] = total / divisor
+            add_weighted(total, vector[part], weight)
+        result[part] = divided(total, divisor)
     return result
-
-
-def weighted_mean(vectors: Sequence[Vector], weights: Sequence[float], divisor: float | None = None) -> Vector:
-    """The mean with the given weights, which need not sum to one; or the sum by another `divisor` than their sum."""
-    whole = float(sum(weights))
-    if not vectors or whole <= 0:
-        raise ProtocolError(f"nothing to average: {len(vectors)} uploads with a total weight of {whole:g}")
-    if divisor is not None:
-        return weighted_sum(vectors, weights, divisor)
-    return weighted_sum(vectors, [weight / whole for weight in weights])
 
 
 def cut_at_each_end(share: float, uploads: int) -> int:
