@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
+from fedrp.stacking.kernels import GroupNorm, HalvingMaxPool, suits
 from fedrp.stacking.values import NotStackableError, Pass, Stacked, split
 
+_HALVING = [(size, step, 0, 1, False, False) for size in (2, (2, 2)) for step in (None, 2, (2, 2))]  # of `max_pool`
 Layer = Callable[..., Any]  # (pass, layer, *inputs) -> Stacked, or a tuple of what the layer returns
 
 
@@ -60,9 +62,27 @@ def _convolution(now: Pass, layer: nn.Conv1d | nn.Conv2d, x: Stacked) -> Stacked
     return convolution(x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)
 
 
-def _group_norm(now: Pass, layer: nn.GroupNorm, x: Stacked) -> Stacked:
+def _group_norm(now: Pass, layer: nn.GroupNorm, x: Stacked, relu: bool = False) -> Stacked:
     weight, bias = (None if p is None else now.parameter(p).flatten() for p in (layer.weight, layer.bias))
-    return x.with_image(F.group_norm(x.image(), x.models * layer.num_groups, weight, bias, layer.eps))
+    image, groups = x.image(), x.models * layer.num_groups
+    if weight is not None and bias is not None and suits(image):
+        return x.with_image(GroupNorm.apply(image, groups, weight, bias, layer.eps, relu))  # type: ignore[no-untyped-call]
+    result = F.group_norm(image, groups, weight, bias, layer.eps)
+    return x.with_image(F.relu(result) if relu else result)
+
+
+def max_pool(x: Stacked, *options: Any, relu: bool = False) -> Stacked:
+    """Max-pooling over two dimensions of space, and a ReLU if wanted; options as torch takes them."""
+    image = x.image()
+    if options in _HALVING and suits(image):
+        return x.with_image(HalvingMaxPool.apply(image, relu))  # type: ignore[no-untyped-call]
+    result = F.max_pool2d(image, *options)
+    return x.with_image(F.relu(result) if relu else result)
+
+
+def _max_pool(_now: Pass, layer: nn.MaxPool2d, x: Stacked, relu: bool = False) -> Stacked:
+    window = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    return max_pool(x, *window, layer.ceil_mode, layer.return_indices, relu=relu)
 
 
 def _layer_norm(now: Pass, layer: nn.LayerNorm, x: Stacked) -> Stacked:
@@ -222,7 +242,7 @@ def _known(layer: nn.Module) -> Layer:
 
 
 _POOLS_AND_PADDING = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.AvgPool2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
     *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d),
     *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d),
@@ -232,7 +252,10 @@ IMAGE_LAYERS: dict[type[nn.Module], Layer] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.GroupNorm: _group_norm,
+    nn.MaxPool2d: _max_pool,
 }
+WITH_RELU = (nn.GroupNorm, nn.MaxPool2d)  # these take a ReLU with them
+
 ACTIVATIONS: dict[type[nn.Module], Layer] = dict.fromkeys(
     (
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
