@@ -45,6 +45,7 @@ from fedrp.simulation.calibration import Workload, choose_engine
 from fedrp.simulation.carrier import HostCarrier
 from fedrp.simulation.hosts import Hosts, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
+from fedrp.simulation.kept_engine import keep_engine, kept_engine
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
 from fedrp.simulation.runfolder import Fingerprint, Progress, RunFolder
 from fedrp.types import Packets
@@ -153,14 +154,14 @@ def _computing(setup: HostSetup, parameters: int, folder: RunFolder | None, tap:
 def _with_engine(setup: HostSetup, folder: RunFolder | None) -> HostSetup:
     """The set-up with the engine that the run began with, or that is chosen now, once for all workers."""
     speed, config = setup.speed, setup.config
-    engine = folder.engine(speed.engine) if folder else None
+    engine = kept_engine(folder, speed.engine) if folder else None
     if engine is None:
         batches = sum(-(-len(data.y) // config.batch_size) for data in setup.data.values())
         steps = round(batches * config.local_epochs * config.rounds * config.participation)
         work = Workload(list(setup.data.values()), config.batch_size, steps)
         engine = choose_engine(speed.engine, setup.factory, setup.loss, torch.device(speed.device), work)
         if folder:
-            folder.keep_engine(engine)
+            keep_engine(folder, engine)
     return setup._replace(speed=dataclasses.replace(speed, engine=engine))
 
 
