@@ -162,7 +162,11 @@ def _attention(
     if key_padding_mask is not None:
         padded = _additive(key_padding_mask.rows(), heads[0])[:, :, None, None]
         mask = padded if mask is None else mask + padded
-    mixed = _weighted_values(now, query, heads, mask, layer.dropout).transpose(2, 3).flatten(3)
+    if mask is not None and mask.ndim == 5:
+        mask = mask.flatten(0, 1)
+    flat = [head.flatten(0, 1) for head in heads]
+    mixed = split(F.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=mask), 0, query.models)
+    mixed = mixed.transpose(2, 3).flatten(3)
     mixed = mixed if layer.batch_first else mixed.transpose(1, 2)
     out = layer.out_proj
     return linear(query.with_rows(mixed), now.parameter(out.weight), _optional(now, out.bias)), None
@@ -172,20 +176,6 @@ def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if mask.dtype == torch.bool:  # true where nothing may look
         return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(mask, -math.inf)
     return mask.to(like.dtype)
-
-
-def _weighted_values(
-    now: Pass, x: Stacked, heads: list[torch.Tensor], mask: torch.Tensor | None, dropout: float
-) -> torch.Tensor:
-    query, key, value = heads
-    if now.dropping is None or dropout == 0:
-        flat = [head.flatten(0, 1) for head in heads]
-        if mask is not None and mask.ndim == 5:
-            mask = mask.flatten(0, 1)
-        return split(F.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=mask), 0, x.models)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-    return now.dropped(x.with_rows(weights), dropout).tensor @ value
 
 
 def _encoder_layer(

@@ -66,6 +66,8 @@ def rewritten(module: nn.Module) -> Program:
     for name, layer in module.named_modules():
         if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
             raise NotStackableError(f"layer '{name}' ({type(layer).__name__}) has hooks")
+        if isinstance(layer, nn.MultiheadAttention) and layer.dropout:  # torch draws it in an order of its own
+            raise NotStackableError(f"layer '{name}' (MultiheadAttention) has dropout of attention weights")
     modes = {name: layer.training for name, layer in module.named_modules()}
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
@@ -119,7 +121,6 @@ def _program(module: nn.Module, graph: fx.Graph) -> Program:
     draws = any(isinstance(layer, _RANDOM_LAYERS) for layer in module.modules()) or any(
         node.target is nn.functional.dropout for node in nodes
     )
-    draws = draws or any(isinstance(layer, nn.MultiheadAttention) and layer.dropout for layer in module.modules())
     takes_image = all(_is_for_images(node, layers) for node in inputs[0].users)
     return Program(tuple(steps), inputs[0], output.args[0], draws, takes_image)
 
