@@ -473,3 +473,15 @@ def test_short_runs_do_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_has_no_engine() -> None:
     """It belongs to how a run is computed, not to what it is: sites of a deployment need not agree on it."""
     assert "engine" not in {field.name for field in dataclasses.fields(RunConfig)}
+
+
+def test_dropout_of_attention_weights_is_refused_by_name() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+    with pytest.raises(NotStackableError, match=r"'0.self_attn' .* dropout of attention weights"):
+        rewritten(nn.Sequential(layer))
+
+
+def test_near_ties_between_stacks_go_to_the_same_engine() -> None:
+    near = {"sequential": 3.0, "stacked:1": 1.2, "stacked:2": 1.1, "stacked:4": 1.0, "stacked:8": 0.95}
+    assert calibration.preferred(near) == "stacked:4"
+    assert calibration.preferred({**near, "stacked:8": 0.8}) == "stacked:8"
