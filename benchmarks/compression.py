@@ -37,8 +37,8 @@ from origin import origin_of
 
 from fedrp.algorithms.resolve import resolved
 from fedrp.config import RunConfig, from_settings, require_choice
+from fedrp.engines.choice import make_trainer
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.learning.engines import make_trainer
 from fedrp.learning.evaluate import score
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD

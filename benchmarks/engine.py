@@ -4,7 +4,7 @@
 
 Prints the median of the rates and of the ratios to the plain loop, with the smallest and largest ratio. A ratio is of
 measurements next to each other, so that other load on the machine touches both, and time is that of the processor. The
-plain loop has a process of its own, because engines change how memory is kept (`fedrp.learning.memory`).
+plain loop has a process of its own, because engines change how memory is kept (`fedrp.engines.memory`).
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from fedrp.crypto.secret import SecretKey
-from fedrp.learning.engines import make_trainer
+from fedrp.engines.choice import make_trainer
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective
 from fedrp.learning.zoo import MODELS
 from fedrp.projection import kernels

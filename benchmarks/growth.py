@@ -30,13 +30,13 @@ from scipy.optimize import least_squares
 
 from fedrp import RunConfig, Speed, Task
 from fedrp.algorithms.resolve import resolved
+from fedrp.benchmarking.simulator import BASE
 from fedrp.learning.zoo import MODELS
 from fedrp.protocol import wire
 from fedrp.protocol.server import close_round
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.protocol.tally import Tally, take_upload
 from fedrp.protocol.wire import Kind, Message
-from fedrp.simulation.benchmark import BASE
 from fedrp.simulation.simulate import simulate
 
 matplotlib.use("Agg")

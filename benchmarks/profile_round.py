@@ -30,8 +30,8 @@ from origin import origin_of
 from page import FIGURES, came_from, placed, table
 
 from fedrp import RunConfig, Speed
+from fedrp.benchmarking.simulator import BASE, WARM_UP, synthetic_images
 from fedrp.learning.task import named_task
-from fedrp.simulation.benchmark import BASE, WARM_UP, synthetic_images
 from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.simulate import simulate
 

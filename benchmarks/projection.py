@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
+from fedrp.benchmarking.projection import projection_benchmark
 from fedrp.crypto.secret import SecretKey
-from fedrp.projection.benchmark import projection_benchmark
 from fedrp.projection.families import FAMILIES, make_projection
 
 matplotlib.use("Agg")

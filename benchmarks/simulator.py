@@ -26,8 +26,8 @@ from page import came_from, placed, spread, table
 from torch import nn
 
 from fedrp import RunConfig, Speed, Task
+from fedrp.benchmarking.simulator import BASE, simulator_benchmark, start_up, synthetic_images
 from fedrp.learning.zoo import MODELS
-from fedrp.simulation.benchmark import BASE, simulator_benchmark, start_up, synthetic_images
 
 TABLE = "simulator"
 PROCESSES = (1, 2)

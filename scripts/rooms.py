@@ -26,7 +26,8 @@ ROOMS = {
     "compression": "few bits per number",
     "privacy": "events, bounds, guarantees",
     "stacking": "many models computed as one",
-    "learning": "one client's data, model and local training",
+    "learning": "one client's data and model",
+    "engines": "local training, of one client or of several as one",
     "algorithms": "what is computed and what is released",
     "protocol": "bytes in, bytes out",
     "storage": "what survives a crash",
@@ -36,6 +37,7 @@ ROOMS = {
     "auditing": "try to refute a stated epsilon",
     "attacks": "try to read the data",
     "reporting": "tables, plots, pages",
+    "benchmarking": "how fast it is, as ratios measured in one run",
     "testing": "a federation on one machine, for tests and demos",
     "cli": "one file per group of commands",
 }

@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 
 from fedrp import Task
-from fedrp.learning.engines import make_trainer
+from fedrp.engines.choice import make_trainer
 from fedrp.learning.trainer import Trainer
 from fedrp.rng import RunSeed
 from helpers import TinyNet, image_file, mounted, tiny_task

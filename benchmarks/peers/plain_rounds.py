@@ -3,7 +3,7 @@
 import peer_task
 from fedrp_rounds import config_of, task_of
 
-from fedrp.simulation.reference import Reference
+from fedrp.benchmarking.plain_loop import Reference
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from scipy.stats import special_ortho_group
 from torch import nn
 
 from fedrp import Task
+from fedrp.engines.sequential import SequentialTrainer
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
-from fedrp.learning.sequential import SequentialTrainer
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from helpers import Federation, tiny_config

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedrp import RunConfig, Speed, simulate
+from fedrp.benchmarking.plain_loop import Reference
+from fedrp.benchmarking.simulator import BASE, simulator_benchmark, start_up, synthetic_images
 from fedrp.cli import main
 from fedrp.learning.task import named_task
 from fedrp.learning.zoo import MODELS
-from fedrp.simulation.benchmark import BASE, simulator_benchmark, start_up, synthetic_images
-from fedrp.simulation.reference import Reference
 from helpers import ROOT, tiny_task
 
 KEYS = {"ratio", "images_per_second", "reference_images_per_second", "seconds_to_first_round", "peak_rss_mb"}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedrp.benchmarking.projection import projection_benchmark
 from fedrp.errors import ConfigError
 from fedrp.projection import kernels
-from fedrp.projection.benchmark import projection_benchmark
 from fedrp.projection.families import FAMILIES, make_projection, norm_bound
 from fedrp.projection.tags import projection_tag
 from fedrp.testing.projection_contracts import KEY, SHAPES, dense, normal

@@ -13,8 +13,8 @@ from torch import nn
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms import cohort
 from fedrp.algorithms.resolve import resolved
+from fedrp.engines.choice import make_trainer
 from fedrp.errors import DataError, DivergenceError
-from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.learning.task import split_among_clients

@@ -19,8 +19,8 @@ from fedrp.attacks.metrics import area, true_positives_at
 from fedrp.config.checks import require
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.toml import from_settings
+from fedrp.engines.choice import make_trainer
 from fedrp.errors import ConfigError
-from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector
 from fedrp.learning.objective import Examples, LocalSGD

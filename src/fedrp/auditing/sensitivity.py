@@ -17,8 +17,8 @@ import torch
 from fedrp.algorithms.resolve import learning_rate
 from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
+from fedrp.engines.choice import make_trainer
 from fedrp.errors import ConfigError
-from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack

@@ -24,7 +24,7 @@ def bench() -> None:
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def bench_projection(family: str, params: int, dim: int, as_json: bool) -> None:
     """Time a projection against a plain copy of the vector in the same run."""
-    from fedrp.projection.benchmark import projection_benchmark
+    from fedrp.benchmarking.projection import projection_benchmark
 
     _print(projection_benchmark(family, params, dim), as_json)
 
@@ -49,8 +49,8 @@ def bench_simulator(examples: int, repeats: int, starts: int, processes: int, as
     counts = {"examples": examples, "repeats": repeats, "starts": starts, "processes": processes}
     for name, value in counts.items():
         require(value >= 1, name, value, "a whole number of at least 1")
+    from fedrp.benchmarking.simulator import BASE, simulator_benchmark, start_up, synthetic_images
     from fedrp.learning.task import named_task
-    from fedrp.simulation.benchmark import BASE, simulator_benchmark, start_up, synthetic_images
 
     config, speed, _ = with_defaults(dataclasses.asdict(BASE) | given_settings(None, given))
     with synthetic_images(config.model, config.clients * examples) as dataset:

@@ -24,8 +24,8 @@ from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Call
+from fedrp.engines.choice import SEQUENTIAL, make_trainer
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.engines import SEQUENTIAL, make_trainer
 from fedrp.learning.initial import public_initial, secret_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss

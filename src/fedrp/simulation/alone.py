@@ -12,7 +12,7 @@ import torch
 from fedrp.algorithms import cohort
 from fedrp.algorithms.client_side import stacked
 from fedrp.backends.workers import Backend
-from fedrp.learning.engines import make_trainer
+from fedrp.engines.choice import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.rng import RunSeed

@@ -31,7 +31,6 @@ from fedrp.files import (
     write_content,
     writing,
 )
-from fedrp.learning.engines import AUTO, SEQUENTIAL
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
 from fedrp.protocol.server_state import Server
@@ -50,12 +49,11 @@ from fedrp.storage.server_state import (
 CONFIG_FILE = "config.json"
 COMPARISON_FILE = "compare.json"
 _TASK_FILE = "task.json"
-_ENGINE_FILE = "engine.json"
 _RESULT_FILE = "result.json"
 _MODEL_FILE = "model.safetensors"
 _SUMS_FILE = "sums.json"
 _PREFIX = "round-"
-_RESUME = "resume with the same"
+RESUME = "resume with the same"
 
 
 class Fingerprint(NamedTuple):
@@ -109,46 +107,27 @@ class RunFolder:
         if self._config_file.exists():
             if not resume:
                 raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
-            known = _read_json(self._config_file, _way_out(root))
-            require_same_settings(known, settings_of(config), str(root), _RESUME)
+            known = read_json(self._config_file, way_out(root))
+            require_same_settings(known, settings_of(config), str(root), RESUME)
             self._require_task(task)
         else:  # the config last: a folder that has one holds a run
             _begin(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
             _begin(root, CONFIG_FILE, to_json(config))
         if self.checkpoint() is None:  # killed in the first round: it begins anew
             if _finished(root):
-                raise DataError(f"{root} has lost its checkpoint: {_way_out(root)}")
+                raise DataError(f"{root} has lost its checkpoint: {way_out(root)}")
             with writing(root):
                 self._metrics_file.unlink(missing_ok=True)
         return self
 
     def _require_task(self, task: Fingerprint) -> None:
-        known = _read_json(self.root / _TASK_FILE, _way_out(self.root))
+        known = read_json(self.root / _TASK_FILE, way_out(self.root))
         if known.get("model") != task.model:
             raise ConfigError(
                 f"{self.root} was started with another model: resume with that one, or give another --out"
             )
         if known.get("data") != task.data:
             raise ConfigError(f"{self.root} was started with other data: resume with the same, or give another --out")
-
-    def engine(self, asked: str) -> str | None:
-        """The engine that the run began with, which it keeps as engines round differently; None for a new run.
-
-        Raises:
-            ConfigError: another engine was asked for.
-        """
-        path = self.root / _ENGINE_FILE
-        if not path.exists():  # or one of before there was a choice
-            return None if self.checkpoint() is None else SEQUENTIAL
-        begun = str(_read_json(path, _way_out(self.root)).get("engine"))
-        if asked not in (AUTO, begun, begun.partition(":")[0]):
-            raise ConfigError(f"{self.root} was started with engine '{begun}', not '{asked}': {_RESUME}")
-        return begun
-
-    def keep_engine(self, engine: str) -> None:
-        """Write down which engine computes the run."""
-        with writing(self.root):
-            replace_file(self.root / _ENGINE_FILE, json.dumps({"engine": engine}).encode(), SHARED)
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint, sound or not."""
@@ -253,7 +232,7 @@ class RunFolder:
         return lines[:rounds]
 
     def _unreadable(self, checkpoint: Path, reason: str) -> DataError:
-        return DataError(f"the checkpoint {checkpoint} cannot be read ({reason}): {_way_out(self.root)}")
+        return DataError(f"the checkpoint {checkpoint} cannot be read ({reason}): {way_out(self.root)}")
 
     def finish(self, result: RunResult) -> None:
         """Write the result and the delivered model, as its module's `state_dict` names it."""
@@ -291,11 +270,11 @@ def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not (root / CONFIG_FILE).exists():
         raise ConfigError(f"{root} holds no run to go on with: correct --out, or leave out --resume to start one")
-    known = _read_json(root / CONFIG_FILE, _way_out(root))
+    known = read_json(root / CONFIG_FILE, way_out(root))
     if "dp_epsilon" in given:  # what is kept is the noise that follows from it: it is found again, then compared
         known = {name: value for name, value in known.items() if name not in ("dp_epsilon", "noise_multiplier")}
     compared = {name: value for name, value in given.items() if name in known}
-    require_same_settings(known, compared, str(root), _RESUME)
+    require_same_settings(known, compared, str(root), RESUME)
     return {**known, **given}
 
 
@@ -325,9 +304,9 @@ def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         if any(root.glob(f"*/{CONFIG_FILE}")):  # of an earlier version, which kept those of the runs only
             return dict(given)
         raise ConfigError(f"{root} holds no comparison to go on with: correct --out, or leave out --resume")
-    known = _read_json(root / COMPARISON_FILE, "remove it and give all options again")
+    known = read_json(root / COMPARISON_FILE, "remove it and give all options again")
     compared = {name: value for name, value in given.items() if name in known and name != "algorithms"}
-    require_same_settings(known, compared, str(root), _RESUME)
+    require_same_settings(known, compared, str(root), RESUME)
     return {**known, **given}
 
 
@@ -345,14 +324,15 @@ def _finished(root: Path) -> bool:
     return (root / _RESULT_FILE).exists() and (root / _MODEL_FILE).exists()
 
 
-def _way_out(root: Path) -> str:
+def way_out(root: Path) -> str:
     """What to do about a run that cannot be gone on with."""
     if _finished(root):
         return f"start again with another --out; {_MODEL_FILE} and {_RESULT_FILE} there are complete"
     return f"remove {root} and start again"
 
 
-def _read_json(path: Path, way_out: str) -> dict[str, Any]:
+def read_json(path: Path, way_out: str) -> dict[str, Any]:
+    """What a file of a run holds; an error ends with what to do about it."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:

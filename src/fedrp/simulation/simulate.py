@@ -27,6 +27,7 @@ from fedrp.backends.choice import open_backend
 from fedrp.backends.workers import Backend
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.speed import Speed
+from fedrp.engines.calibration import Workload, choose_engine
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of
@@ -42,10 +43,10 @@ from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
-from fedrp.simulation.calibration import Workload, choose_engine
 from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster
+from fedrp.simulation.kept_engine import keep_engine, kept_engine
 from fedrp.simulation.population import End, Population, ShardSetup, grouped, set_threads
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
 from fedrp.simulation.runfolder import Fingerprint, Progress, RunFolder
@@ -164,14 +165,14 @@ def _computing(
 def _with_engine(setup: ShardSetup, folder: RunFolder | None) -> ShardSetup:
     """The set-up with the engine that the run began with, or that is chosen now, once for all workers."""
     speed, config = setup.speed, setup.config
-    engine = folder.engine(speed.engine) if folder else None
+    engine = kept_engine(folder, speed.engine) if folder else None
     if engine is None:
         batches = sum(-(-len(data.y) // config.batch_size) for data in setup.data.values())
         steps = round(batches * config.local_epochs * config.rounds * config.participation)
         work = Workload(list(setup.data.values()), config.batch_size, steps)
         engine = choose_engine(speed.engine, setup.factory, setup.loss, torch.device(speed.device), work)
         if folder:
-            folder.keep_engine(engine)
+            keep_engine(folder, engine)
     return setup._replace(speed=dataclasses.replace(speed, engine=engine))
 
 

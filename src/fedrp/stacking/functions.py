@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
-from fedrp.stacking.layers import convolution, layer_norm, linear
+from fedrp.stacking.layers import convolution, layer_norm, linear, max_pool
 from fedrp.stacking.values import NotStackableError, Pass, Stacked, aligned, filled
 
 Function = Callable[..., Any]  # (pass, *arguments) -> Stacked, or a plain value
@@ -56,6 +56,22 @@ def _in_image(function: Callable[..., torch.Tensor]) -> Function:
         return x.with_image(function(x.image(), *others, **options))
 
     return run
+
+
+def _max_pool(
+    _now: Pass,
+    x: Stacked,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    relu: bool = False,
+) -> Stacked:
+    if len(x.shape) < 3:
+        raise NotStackableError(f"max_pool2d of values of shape {tuple(x.shape)}")
+    return max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices, relu=relu)
 
 
 def _pad(_now: Pass, x: Stacked, pad: Any, mode: str = "constant", value: float | None = None) -> Stacked:
@@ -213,12 +229,13 @@ _BINARY = (
     *(torch.maximum, torch.minimum, torch.pow),
 )
 _POOLING = (
-    *(F.max_pool1d, F.max_pool2d, F.avg_pool1d, F.avg_pool2d, torch.max_pool1d, torch.max_pool2d),
+    *(F.max_pool1d, F.avg_pool1d, F.avg_pool2d, torch.max_pool1d),
     *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
 )
 MAX_POOLING = (F.max_pool2d, torch.max_pool2d)
 RELU = (torch.relu, F.relu)
 IMAGE_FUNCTIONS: dict[Any, Function] = {function: _in_image(function) for function in _POOLING} | {
+    **dict.fromkeys(MAX_POOLING, _max_pool),
     F.conv2d: _conv2d,
     torch.conv2d: _conv2d,
     F.pad: _pad,

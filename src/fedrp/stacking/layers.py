@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
+from fedrp.stacking.kernels import GroupNorm, HalvingMaxPool, suits
 from fedrp.stacking.values import NotStackableError, Pass, Stacked, split
 
+_HALVING = [(size, step, 0, 1, False, False) for size in (2, (2, 2)) for step in (None, 2, (2, 2))]  # of `max_pool`
 Layer = Callable[..., Any]  # (pass, layer, *inputs) -> Stacked, or a tuple of what the layer returns
 
 
@@ -60,9 +62,27 @@ def _convolution(now: Pass, layer: nn.Conv1d | nn.Conv2d, x: Stacked) -> Stacked
     return convolution(x, weight, bias, layer.stride, padding, layer.dilation, layer.groups)
 
 
-def _group_norm(now: Pass, layer: nn.GroupNorm, x: Stacked) -> Stacked:
+def _group_norm(now: Pass, layer: nn.GroupNorm, x: Stacked, relu: bool = False) -> Stacked:
     weight, bias = (None if p is None else now.parameter(p).flatten() for p in (layer.weight, layer.bias))
-    return x.with_image(F.group_norm(x.image(), x.models * layer.num_groups, weight, bias, layer.eps))
+    image, groups = x.image(), x.models * layer.num_groups
+    if weight is not None and bias is not None and suits(image):
+        return x.with_image(GroupNorm.apply(image, groups, weight, bias, layer.eps, relu))  # type: ignore[no-untyped-call]
+    result = F.group_norm(image, groups, weight, bias, layer.eps)
+    return x.with_image(F.relu(result) if relu else result)
+
+
+def max_pool(x: Stacked, *options: Any, relu: bool = False) -> Stacked:
+    """Max-pooling over two dimensions of space, and a ReLU if wanted; options as torch takes them."""
+    image = x.image()
+    if options in _HALVING and suits(image):
+        return x.with_image(HalvingMaxPool.apply(image, relu))  # type: ignore[no-untyped-call]
+    result = F.max_pool2d(image, *options)
+    return x.with_image(F.relu(result) if relu else result)
+
+
+def _max_pool(_now: Pass, layer: nn.MaxPool2d, x: Stacked, relu: bool = False) -> Stacked:
+    window = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    return max_pool(x, *window, layer.ceil_mode, layer.return_indices, relu=relu)
 
 
 def _layer_norm(now: Pass, layer: nn.LayerNorm, x: Stacked) -> Stacked:
@@ -142,7 +162,11 @@ def _attention(
     if key_padding_mask is not None:
         padded = _additive(key_padding_mask.rows(), heads[0])[:, :, None, None]
         mask = padded if mask is None else mask + padded
-    mixed = _weighted_values(now, query, heads, mask, layer.dropout).transpose(2, 3).flatten(3)
+    if mask is not None and mask.ndim == 5:
+        mask = mask.flatten(0, 1)
+    flat = [head.flatten(0, 1) for head in heads]
+    mixed = split(F.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=mask), 0, query.models)
+    mixed = mixed.transpose(2, 3).flatten(3)
     mixed = mixed if layer.batch_first else mixed.transpose(1, 2)
     out = layer.out_proj
     return linear(query.with_rows(mixed), now.parameter(out.weight), _optional(now, out.bias)), None
@@ -152,20 +176,6 @@ def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if mask.dtype == torch.bool:  # true where nothing may look
         return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(mask, -math.inf)
     return mask.to(like.dtype)
-
-
-def _weighted_values(
-    now: Pass, x: Stacked, heads: list[torch.Tensor], mask: torch.Tensor | None, dropout: float
-) -> torch.Tensor:
-    query, key, value = heads
-    if now.dropping is None or dropout == 0:
-        flat = [head.flatten(0, 1) for head in heads]
-        if mask is not None and mask.ndim == 5:
-            mask = mask.flatten(0, 1)
-        return split(F.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=mask), 0, x.models)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-    return now.dropped(x.with_rows(weights), dropout).tensor @ value
 
 
 def _encoder_layer(
@@ -222,7 +232,7 @@ def _known(layer: nn.Module) -> Layer:
 
 
 _POOLS_AND_PADDING = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.AvgPool2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
     *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d),
     *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d),
@@ -232,7 +242,10 @@ IMAGE_LAYERS: dict[type[nn.Module], Layer] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.GroupNorm: _group_norm,
+    nn.MaxPool2d: _max_pool,
 }
+WITH_RELU = (nn.GroupNorm, nn.MaxPool2d)  # these take a ReLU with them
+
 ACTIVATIONS: dict[type[nn.Module], Layer] = dict.fromkeys(
     (
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),

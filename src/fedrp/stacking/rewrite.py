@@ -4,6 +4,7 @@
 functions. `require_same` compares the whole with the module itself on a few examples.
 """
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import fx, nn
 
 from fedrp.errors import first_line
 from fedrp.stacking.functions import FUNCTIONS, IMAGE_FUNCTIONS, MAX_POOLING, METHODS, RELU
-from fedrp.stacking.layers import IMAGE_LAYERS, LAYERS
+from fedrp.stacking.layers import IMAGE_LAYERS, LAYERS, WITH_RELU
 from fedrp.stacking.values import NotStackableError, Pass, Stacked
 
 _EXAMPLES = 3  # that a rewritten module is compared with its original on
@@ -65,6 +66,8 @@ def rewritten(module: nn.Module) -> Program:
     for name, layer in module.named_modules():
         if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
             raise NotStackableError(f"layer '{name}' ({type(layer).__name__}) has hooks")
+        if isinstance(layer, nn.MultiheadAttention) and layer.dropout:  # torch draws it in an order of its own
+            raise NotStackableError(f"layer '{name}' (MultiheadAttention) has dropout of attention weights")
     modes = {name: layer.training for name, layer in module.named_modules()}
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
@@ -105,16 +108,19 @@ def _program(module: nn.Module, graph: fx.Graph) -> Program:
         raise NotStackableError("it does not take one tensor and return one")
     layers = {node: module.get_submodule(node.target) for node in nodes if node.op == "call_module"}
     graph_nodes = _pools_before_relu(nodes, layers)
+    taken = _taken_relus(graph_nodes, layers)
     last = {used: node for node in graph_nodes for used in node.all_input_nodes}
     steps = []
     for node in graph_nodes:
         forget = tuple(used for used, user in last.items() if user is node and used is not output.args[0])
         unused = () if node.users or node is output.args[0] else (node,)
-        steps.append(_Step(node, _operation(node, module, layers), forget + unused))
+        run = _operation(node, module, layers)
+        if node in taken.values():
+            run = functools.partial(run, relu=True)
+        steps.append(_Step(node, _same if node in taken else run, forget + unused))
     draws = any(isinstance(layer, _RANDOM_LAYERS) for layer in module.modules()) or any(
         node.target is nn.functional.dropout for node in nodes
     )
-    draws = draws or any(isinstance(layer, nn.MultiheadAttention) and layer.dropout for layer in module.modules())
     takes_image = all(_is_for_images(node, layers) for node in inputs[0].users)
     return Program(tuple(steps), inputs[0], output.args[0], draws, takes_image)
 
@@ -173,6 +179,22 @@ def _pools_before_relu(nodes: list[fx.Node], layers: dict[fx.Node, nn.Module]) -
             nodes.remove(relu)
             nodes.insert(place, relu)
     return nodes
+
+
+def _taken_relus(nodes: list[fx.Node], layers: dict[fx.Node, nn.Module]) -> dict[fx.Node, fx.Node]:
+    """The ReLUs that are computed by the step before them, and that step."""
+    found = {}
+    for node in nodes:
+        is_relu = type(layers[node]) is nn.ReLU if node in layers else node.target in RELU
+        source = node.all_input_nodes[0] if is_relu else node
+        takes = type(layers[source]) in WITH_RELU if source in layers else source.target in MAX_POOLING
+        if is_relu and takes and len(source.users) == 1:
+            found[node] = source
+    return found
+
+
+def _same(_now: Pass, x: Stacked, **_options: Any) -> Stacked:
+    return x
 
 
 def require_same(program: Program, module: nn.Module, examples: torch.Tensor) -> None:

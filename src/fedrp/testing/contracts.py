@@ -23,7 +23,7 @@ from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
-from fedrp.learning.engines import make_trainer
+from fedrp.engines.choice import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedrp.algorithms.resolve import resolved
+from fedrp.benchmarking.plain_loop import Reference
 from fedrp.config import RunConfig, Speed
 from fedrp.errors import FedRPError
 from fedrp.learning.layout import built, layout_of
 from fedrp.learning.task import Task
 from fedrp.rng import RunSeed
-from fedrp.simulation.reference import Reference
 from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.simulate import simulate
 

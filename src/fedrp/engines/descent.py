@@ -14,6 +14,7 @@ from fedrp.rng import RunSeed
 _log = logging.getLogger(__name__)
 
 _ALIGNMENT = 16  # floats: rows start at 64-byte boundaries, so arithmetic does not depend on a client's place
+_STRETCH = 2**16  # floats of a row that are moved on at once
 _DIVERGED = 1000.0  # times the loss at the start of a round (plus 1): far beyond what a bad batch does
 
 
@@ -40,9 +41,10 @@ def advance(
     variables: torch.Tensor, velocity: torch.Tensor, gradients: torch.Tensor, lr: torch.Tensor, sgd: LocalSGD
 ) -> None:
     """One step of SGD with momentum for all rows, in place; writes over the gradients."""
-    direction = clipped(gradients, sgd.grad_clip)
-    velocity.mul_(sgd.momentum).add_(direction)
-    variables.sub_(torch.mul(velocity, lr, out=direction))  # reuses memory: n may be 10^8
+    parts = (torch.split(each, _STRETCH, dim=1) for each in (variables, velocity, clipped(gradients, sgd.grad_clip)))
+    for own, speed, direction in zip(*parts, strict=True):  # each stretch goes through the cache once
+        speed.mul_(sgd.momentum).add_(direction)
+        own.sub_(torch.mul(speed, lr, out=direction))
 
 
 def clipped(gradients: torch.Tensor, limit: float) -> torch.Tensor:

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedrp.auditing.canary import CanaryTrainer
 from fedrp.crypto.secret import SecretKey
+from fedrp.engines.choice import make_trainer
+from fedrp.engines.descent import clipped
 from fedrp.errors import ConfigError, DivergenceError
-from fedrp.learning.descent import clipped
-from fedrp.learning.engines import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import load_vector
 from fedrp.learning.objective import Examples, LocalSGD, Objective, on_device

@@ -6,9 +6,10 @@ It is made once, before workers start, and is part of what the run is from then 
 import hashlib
 import json
 import logging
+import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,10 +17,10 @@ import numpy as np
 import platformdirs
 import torch
 
+from fedrp.engines.choice import AUTO, SEQUENTIAL, STACKED, refused, stacked_clients, trainer_of
+from fedrp.engines.memory import keep_freed_memory
 from fedrp.files import SHARED, replace_file
-from fedrp.learning.engines import AUTO, SEQUENTIAL, STACKED, refused, stacked_clients, trainer_of
 from fedrp.learning.layout import ModelFactory
-from fedrp.learning.memory import keep_freed_memory
 from fedrp.learning.objective import Examples, LocalSGD, Loss
 from fedrp.learning.trainer import LocalModel, Trainer, make_local_model
 from fedrp.rng import RunSeed
@@ -29,13 +30,15 @@ from fedrp.stacking.values import NotStackableError
 _log = logging.getLogger(__name__)
 
 _CACHE_FILE = "engines.json"
-_CHUNKS = (2, 4, 8)  # clients computed as one
+_CHUNKS = (4, 2, 8, 1)  # clients computed as one, the first preferred
 _REPEATS = 2  # of a measurement, after one to warm up
 _PROBE = 2  # examples that tell how long a step takes, about
 _SMALLEST = 8  # examples of a batch that still tell which engine is faster
 _TICK = 1e-6  # seconds, at least: a clock may stand still
 _SHORT = 1000  # client-steps of a run that are over before trying would have paid
-_SECONDS = 1.0  # that trying may take
+_SECONDS = 1.0  # that trying may take, at least
+_SHARE = 0.01  # of the run's time that it may take
+_CLEAR = 0.9  # of the preferred engine's time, that another must be below: near ties must not be left to chance
 _GAIN = 0.95  # of the sequential engine's time, that another must be below: a tie is no reason to change
 
 
@@ -71,12 +74,19 @@ def choose_engine(asked: str, factory: ModelFactory, loss: Loss, device: torch.d
     seconds = _known_seconds(model, work)
     engines = {name: taken for name, taken in seconds.items() if asked == AUTO or name != SEQUENTIAL}
     if not engines:  # there was no time to try any
-        return f"{STACKED}:{_CHUNKS[1]}"
-    fastest = min(engines, key=lambda name: engines[name])
+        return f"{STACKED}:{_CHUNKS[0]}"
+    fastest = preferred(engines)
     if asked == AUTO and engines[fastest] > _GAIN * engines[SEQUENTIAL]:
         fastest = SEQUENTIAL
     _log.info("engine %s: %s", fastest, ", ".join(f"{n} {1e3 * s:.1f} ms a step" for n, s in seconds.items()))
     return fastest
+
+
+def preferred(seconds: Mapping[str, float]) -> str:
+    """The first stacked engine in the order of preference, unless others are clearly faster: then the fastest."""
+    stacked = [name for chunk in _CHUNKS if (name := f"{STACKED}:{chunk}") in seconds] or list(seconds)
+    fastest = min(stacked, key=lambda name: seconds[name])
+    return fastest if seconds[fastest] < _CLEAR * seconds[stacked[0]] else stacked[0]
 
 
 # --- trying ----------------------------------------------------------------------------------------------------------
@@ -113,22 +123,24 @@ def measured_seconds(model: LocalModel, work: Workload) -> dict[str, float]:
     Batches are smaller than the run's where that is needed to be done in time.
     """
     sequential = trainer_of(model, RunSeed(0), SEQUENTIAL)
-    _step_seconds(sequential, 1, _PROBE, work, 1)  # to warm up
-    probe = _step_seconds(sequential, 1, _PROBE, work, 1)
+    _step_seconds(sequential, 1, _PROBE, work)  # to warm up
+    probe = _step_seconds(sequential, 1, _PROBE, work)
     chunks = [chunk for chunk in _CHUNKS if chunk <= len(work.data)]
-    batch = min(work.batch_size, int(_SECONDS * _PROBE / probe / (_REPEATS + 1) / (1 + sum(chunks))))
+    allowed = max(_SECONDS, _SHARE * work.steps * work.batch_size * probe / _PROBE)
+    batch = min(work.batch_size, int(allowed * _PROBE / probe / (_REPEATS + 1) / (1 + sum(chunks))))
     if batch < min(_SMALLEST, work.batch_size):
         return {SEQUENTIAL: probe}
     engines = {SEQUENTIAL: 1} | {f"{STACKED}:{chunk}": chunk for chunk in chunks}
     trainers = {engine: trainer_of(model, RunSeed(0), engine) for engine in engines}
-    return {
-        engine: _step_seconds(trainers[engine], clients, batch, work, _REPEATS + 1)
-        for engine, clients in engines.items()
-    }
+    seconds = dict.fromkeys(engines, math.inf)
+    for _ in range(_REPEATS + 1):  # in turns: what slows the machine for a while touches all
+        for engine, clients in engines.items():
+            seconds[engine] = min(seconds[engine], _step_seconds(trainers[engine], clients, batch, work))
+    return seconds
 
 
-def _step_seconds(trainer: Trainer, clients: int, size: int, work: Workload, repeats: int) -> float:
-    """Seconds of a step of one client, the least of a few."""
+def _step_seconds(trainer: Trainer, clients: int, size: int, work: Workload) -> float:
+    """Seconds of a step of one client."""
     source, model = work.data[0], trainer.model
     index = torch.arange(size) % len(source.y)
     batch = Examples(source.x[index], source.y[index])
@@ -137,9 +149,6 @@ def _step_seconds(trainer: Trainer, clients: int, size: int, work: Workload, rep
     # One thread's own time does not show what else the machine does.
     alone = model.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
-    taken = []
-    for _ in range(repeats):
-        began = clock()
-        trainer.train(start, [batch] * clients, range(clients), 1, still)
-        taken.append((clock() - began) / clients)
-    return max(min(taken), _TICK)
+    began = clock()
+    trainer.train(start, [batch] * clients, range(clients), 1, still)
+    return max((clock() - began) / clients, _TICK)

@@ -14,16 +14,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
 from fedrp import RunConfig, RunResult, Speed, Task, simulate
+from fedrp.engines import calibration
+from fedrp.engines.calibration import Workload, choose_engine
+from fedrp.engines.choice import SEQUENTIAL, make_trainer, trainer_of
+from fedrp.engines.stacked import StackedTrainer, stacked_views
 from fedrp.errors import ConfigError
-from fedrp.learning.engines import SEQUENTIAL, make_trainer, trainer_of
 from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective
-from fedrp.learning.stacked import StackedTrainer, stacked_views
 from fedrp.learning.trainer import LocalModel, Trainer
 from fedrp.learning.zoo import MODELS
 from fedrp.rng import RunSeed
-from fedrp.simulation import calibration
-from fedrp.simulation.calibration import Workload, choose_engine
 from fedrp.stacking.rewrite import rewritten
 from fedrp.stacking.values import NotStackableError, Pass, Stacked
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, tiny_config, tiny_task
@@ -473,3 +473,15 @@ def test_short_runs_do_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_has_no_engine() -> None:
     """It belongs to how a run is computed, not to what it is: sites of a deployment need not agree on it."""
     assert "engine" not in {field.name for field in dataclasses.fields(RunConfig)}
+
+
+def test_dropout_of_attention_weights_is_refused_by_name() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+    with pytest.raises(NotStackableError, match=r"'0.self_attn' .* dropout of attention weights"):
+        rewritten(nn.Sequential(layer))
+
+
+def test_near_ties_between_stacks_go_to_the_same_engine() -> None:
+    near = {"sequential": 3.0, "stacked:1": 1.2, "stacked:2": 1.1, "stacked:4": 1.0, "stacked:8": 0.95}
+    assert calibration.preferred(near) == "stacked:4"
+    assert calibration.preferred({**near, "stacked:8": 0.8}) == "stacked:8"

@@ -2,12 +2,12 @@
 
 import torch
 
+from fedrp.engines.memory import keep_freed_memory
+from fedrp.engines.sequential import SequentialTrainer
+from fedrp.engines.stacked import StackedTrainer
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import ModelFactory
-from fedrp.learning.memory import keep_freed_memory
 from fedrp.learning.objective import Loss
-from fedrp.learning.sequential import SequentialTrainer
-from fedrp.learning.stacked import StackedTrainer
 from fedrp.learning.trainer import LocalModel, Trainer, make_local_model
 from fedrp.rng import RunSeed
 from fedrp.stacking.rewrite import rewritten

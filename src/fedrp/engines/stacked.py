@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp.learning.descent import advance, batches, learning_rates, look_for_divergence, matrix
+from fedrp.engines.descent import advance, batches, learning_rates, look_for_divergence, matrix
 from fedrp.learning.layout import Layout, trainable
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Loss, Objective, Rows, Stack, on_device
 from fedrp.learning.trainer import LocalModel
