@@ -38,8 +38,8 @@ FEDPROX = Algorithm(
     server=ServerSide("aggregate", full_vector, mean_only),
     releases=vectors_released,  # who learns what: full vectors, or under masks their sums
 )
-fedrp.register("fedprox", FEDPROX)
+fedrp.register("my-fedprox", FEDPROX)
 
 if __name__ == "__main__":
-    config = fedrp.RunConfig(algorithm="fedprox", proximal=0.1, clients=5, rounds=3, partition="dirichlet:0.3")
+    config = fedrp.RunConfig(algorithm="my-fedprox", proximal=0.1, clients=5, rounds=3, partition="dirichlet:0.3")
     print(f"{fedrp.simulate(config, fedrp.named_task(config)).accuracy:.1f} %")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import fedrp
+from fedrp.algorithms.table import methods
 
 _HEADER = struct.Struct("<3sBBBH16sIIII16sI")
 _ITEM = {0: 1, 1: 4, 2: 4}  # bytes, by the code of a payload's type
@@ -71,7 +72,7 @@ def fingerprints(algorithm: str, changes: dict[str, object]) -> dict[str, str]:
 
 def main() -> None:
     found = {}
-    for algorithm in ("fedavg", "fedavg-dp", "fedadmm", "fedrp", "fedrp-subspace", "fwc"):
+    for algorithm in methods():
         for variant, changes in VARIANTS.items():
             try:
                 found[f"{algorithm} {variant}"] = fingerprints(algorithm, changes)

@@ -25,10 +25,10 @@ def test_every_family_is_linear_in_any_shape(family, shape, byte):
     require_linear(make_projection(family, key, columns=max(shape), rows=min(shape)), seed=byte)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gaussian", "sign", "hadamard"])
 @pytest.mark.parametrize("bit", [0, 77, 255])
 def test_one_bit_of_the_key_changes_nearly_every_entry(family, bit):
-    """As chance has it: of 2,000 columns of `sign`, one in ten keeps its row."""
+    """As chance has it where entries have many values: of 2,000 columns of `sign`, one in ten keeps its row."""
     raw = bytearray(KEY.reveal())
     raw[bit // 8] ^= 1 << bit % 8
     a, b = (dense(make_projection(family, key, 2000, 10)) for key in (KEY, SecretKey(bytes(raw))))

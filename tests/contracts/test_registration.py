@@ -46,13 +46,13 @@ def fedprox() -> ModuleType:
 
 
 def test_fedprox_without_a_pull_is_fedavg_to_the_bit(fedprox: ModuleType) -> None:
-    models = [fedrp.simulate(tiny_config(name), tiny_task()).model for name in ("fedavg", "fedprox")]
+    models = [fedrp.simulate(tiny_config(name), tiny_task()).model for name in ("fedavg", "my-fedprox")]
     assert models[0].tobytes() == models[1].tobytes()
 
 
 def test_the_pull_of_fedprox_keeps_clients_near_the_common_model(fedprox: ModuleType) -> None:
     """Told by how far one round moves it."""
-    config = tiny_config("fedprox", rounds=1, local_epochs=5)
+    config = tiny_config("my-fedprox", rounds=1, local_epochs=5)
     still = fedrp.simulate(dataclasses.replace(config, lr=1e-30), tiny_task()).model
     moved = [
         np.linalg.norm(fedrp.simulate(dataclasses.replace(config, proximal=mu), tiny_task()).model - still)
@@ -63,18 +63,18 @@ def test_the_pull_of_fedprox_keeps_clients_near_the_common_model(fedprox: Module
 
 def test_an_algorithm_from_outside_is_masked_like_any_other(fedprox: ModuleType) -> None:
     plain, masked = (
-        fedrp.simulate(tiny_config("fedprox", proximal=0.1, secure_aggregation=masks), tiny_task())
+        fedrp.simulate(tiny_config("my-fedprox", proximal=0.1, secure_aggregation=masks), tiny_task())
         for masks in (False, True)
     )
     np.testing.assert_allclose(masked.model, plain.model, atol=1e-5)
 
 
 def test_an_algorithm_from_outside_keeps_the_contract(fedprox: ModuleType) -> None:
-    check_algorithm("fedprox", {"proximal": 0.1})
+    check_algorithm("my-fedprox", {"proximal": 0.1})
 
 
 def test_its_settings_are_refused_where_they_do_nothing_and_name_it(fedprox: ModuleType) -> None:
-    with pytest.raises(ConfigError, match=r"proximal=0.1 does nothing with algorithm 'fedavg'.* fedprox$"):
+    with pytest.raises(ConfigError, match=r"proximal=0.1 does nothing with algorithm 'fedavg'.* my-fedprox$"):
         fedrp.simulate(tiny_config("fedavg", proximal=0.1), tiny_task())
 
 
@@ -91,7 +91,7 @@ def test_workers_know_what_a_program_registers_at_its_top_level(tmp_path: Path) 
 
 def installed(folder: Path, *points: str) -> dict[str, str]:
     """The environment of a program that finds the package `fedprox` in a folder, with these entry points."""
-    (folder / "fedprox.py").write_text(FEDPROX.read_text().replace('fedrp.register("fedprox", FEDPROX)\n', ""))
+    (folder / "fedprox.py").write_text(FEDPROX.read_text().replace('fedrp.register("my-fedprox", FEDPROX)\n', ""))
     info = folder / "fedprox-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fedprox\nVersion: 1.0\n")
@@ -101,15 +101,18 @@ def installed(folder: Path, *points: str) -> dict[str, str]:
 
 
 def test_an_installed_package_adds_its_algorithm_to_the_command_line(tmp_path: Path, images: Path) -> None:
-    variables = installed(tmp_path, "fedprox = fedprox:FEDPROX")
+    variables = installed(tmp_path, "my-fedprox = fedprox:FEDPROX")
     shown = subprocess.run(command("algorithms"), capture_output=True, text=True, env=variables)
-    assert "fedprox          FedAvg with a pull towards the common model\n" in shown.stdout
+    assert "my-fedprox       FedAvg with a pull towards the common model\n" in shown.stdout
     small = ["--clients=3", "--rounds=1", "--workers=2", f"--dataset=npz:{images}", f"--out={tmp_path / 'run'}"]
     done = subprocess.run(
-        command("run", "--algorithm=fedprox", "--proximal=0.1", *small), capture_output=True, text=True, env=variables
+        command("run", "--algorithm=my-fedprox", "--proximal=0.1", *small),
+        capture_output=True,
+        text=True,
+        env=variables,
     )
     assert done.returncode == 0, done.stderr
-    assert "fedprox" in done.stdout
+    assert "my-fedprox" in done.stdout
 
 
 def test_a_broken_package_is_named_and_harms_no_other_algorithm(tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_a_model_and_a_data_set_from_outside_are_named_by_settings(images: Path)
 
 
 def test_the_same_entry_may_be_added_again_and_another_one_not(fedprox: ModuleType) -> None:
-    fedrp.register("fedprox", fedprox.FEDPROX)
+    fedrp.register("my-fedprox", fedprox.FEDPROX)
     with pytest.raises(ConfigError, match="there is another algorithm called 'fedavg': choose another name"):
         fedrp.register("fedavg", fedprox.FEDPROX)
     assert ALGORITHMS["fedavg"] is not fedprox.FEDPROX

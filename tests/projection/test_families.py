@@ -64,7 +64,9 @@ def test_norm_bound_holds(family, columns, rows):
     if family in EXACT:
         assert projection.norm_bound == pytest.approx(norm, rel=1e-9)
     else:
-        assert norm <= projection.norm_bound <= norm + 1 + 9 / np.sqrt(rows)
+        assert norm <= projection.norm_bound * (1 + 1e-9)
+    if family == "gaussian":
+        assert projection.norm_bound <= norm + 1 + 9 / np.sqrt(rows)
 
 
 @every_exact_family

@@ -176,7 +176,7 @@ def test_the_mask_of_a_pair_is_what_one_adds_and_the_other_subtracts(case):
 def test_a_model_mark_is_keyed_by_the_round(case):
     model = floats(case["model"], np.float32)
     assert fingerprint(case["family"], secret(case["round_key"]), model).hex() == case["mark"]
-    assert {entry["family"] for entry in VECTORS["model_marks"]} == set(FAMILIES)
+    assert {FAMILIES[entry["family"]].same_bits for entry in VECTORS["model_marks"]} == {True, False}
 
 
 @every("initial_models")

@@ -1,6 +1,6 @@
 """Algorithms, projection families, models and data sets from outside the package, by the name that settings call them.
 
-    fedrp.register("fedprox", FEDPROX)
+    fedrp.register("my-fedprox", FEDPROX)
 
 at the top level of a module, outside `if __name__ == "__main__"`: worker processes import it again. An installed
 package can name an `Algorithm` in the entry point group `fedrp.algorithms` instead; then the command line knows it too.

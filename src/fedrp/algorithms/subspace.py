@@ -30,7 +30,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
-from fedrp.projection.families import make_projection
+from fedrp.projection.families import FAMILIES, make_projection
 from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
@@ -139,11 +139,12 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
 def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     """A keyed mark of a model, for the server to compare and nothing else.
 
-    `gaussian` sums are not bit-identical on all machines, so there the mark is of four numbers on a coarse, secretly
-    shifted grid: equal for copies that differ by rounding (but for about one in a thousand), different for others.
+    `gaussian` sums are not bit-identical on all machines, so there (and in families alike) the mark is of four numbers
+    on a coarse, secretly shifted grid: equal for copies that differ by rounding (but for about one in a thousand),
+    different for others.
     """
     secret = key.derive("fingerprint")
-    if family == "gaussian":
+    if not FAMILIES[family].same_bits:
         sketch = make_projection("sign", secret, model.size, min(_SKETCH_NUMBERS, model.size)).forward(model)
         shift = secret.derive("shift").keystream(4 * sketch.size).view("<u4") * 2.0**-32
         data = np.floor(sketch / _SKETCH_GRID + shift).astype("<i8").tobytes()

@@ -117,6 +117,17 @@ _NAMES = {
 }
 
 
+def users_of(setting: str) -> Callable[[], Iterable[str]]:
+    """The names of all algorithms that use a setting, once they are asked for."""
+
+    def users() -> Iterable[str]:
+        from fedrp.algorithms.table import methods
+
+        return [name for name, method in methods().items() if setting in method.settings]
+
+    return users
+
+
 class SettingsCommand(click.Command):
     """A command with an option per setting: its help shows them in groups, what matters first."""
 
@@ -148,7 +159,8 @@ def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Calla
                 option = f"{option}/--no-{option[2:]}"
             elif shown is not None:
                 text = f"{text}  [default: {shown}]"
-            table: dict[str, Any] = {"cls": ListedOption, "names": _NAMES[name]} if name in _NAMES else {}
+            listed = {"cls": ListedOption, "names": _NAMES.get(name, users_of(name))}
+            table: dict[str, Any] = listed if "{names}" in text else {}
             command = click.option(option, name, type=kind, default=None, help=text, **table)(command)
         return command
 

@@ -19,6 +19,7 @@ from fedrp.cli.common import (
     projection_names,
     read_settings,
     some_settings,
+    users_of,
 )
 from fedrp.config.run import RunConfig
 from fedrp.config.toml import from_settings
@@ -241,7 +242,7 @@ def _methods() -> Iterable[str]:
 @click.option("--projection", help="{names}  [default: by size]", cls=ListedOption, names=projection_names)
 @click.option("--model", default="lenet-sigmoid", show_default=True, help="{names}", cls=ListedOption, names=_targets)
 @click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey images")
-@click.option("--dp-epsilon", type=float, help="client-level epsilon of the run, for fedavg-dp and fedrp-subspace")
+@click.option("--dp-epsilon", type=float, help="of the run ({names})", cls=ListedOption, names=users_of("dp_epsilon"))
 @click.option("--rounds", default=10, show_default=True, help="rounds of the run, which decide the noise")
 @click.option("--round", default=1, show_default=True, help="round that is attacked")
 @click.option("--method", default="lbfgs", show_default=True, help="{names}", cls=ListedOption, names=_methods)

@@ -13,7 +13,7 @@ from fedrp.errors import ConfigError
 def setting(default: Any, text: str) -> Any:
     """A field with its help text; the command line makes an option of it.
 
-    {names} stands for what is in the table that the setting chooses from.
+    {names} stands for what is in the table that the setting chooses from, or else for the algorithms that use it.
     """
     return dataclasses.field(default=default, metadata={"help": text})
 

@@ -40,7 +40,7 @@ class RunConfig:
     lr: float | None = setting(None, "learning rate of local SGD; default by model and algorithm")
     momentum: float = setting(0.9, "momentum of local SGD")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
-    rho: float | None = setting(None, "ADMM penalty; default by algorithm")
+    rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
     dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str | None = setting(None, "projection family: {names}; default by size")
     train_examples: int | None = setting(None, "use only this many training examples, drawn at random; default all")
@@ -52,19 +52,23 @@ class RunConfig:
     weighting: str = setting("uniform", "weights of the average: uniform or samples")
     aggregation: str = setting("mean", "what the server makes of uploads: mean, median or trimmed:F (F from each end)")
     server_momentum: float | None = setting(
-        None, "momentum of the common model over rounds (fedavg, fedavg-dp: default 0; fedrp-subspace: by size)"
+        None, "momentum of the common model over rounds ({names}); default 0 or by size"
     )
-    proximal: float = setting(0.0, "pull towards the common model in local training (fedrp-subspace)")
+    proximal: float = setting(0.0, "pull towards the common model in local training ({names})")
     seed: int = setting(0, "public run seed: split, batches; in simulations also who takes part")
     clip: float | None = setting(None, "largest norm of a client's update, with noise; default 0.3")
     noise_multiplier: float | None = setting(None, "noise on the sum of updates, in units of clip")
-    dp_epsilon: float | None = setting(None, "target epsilon, instead of a noise multiplier; fedavg-dp: default 10")
+    dp_epsilon: float | None = setting(
+        None, "target epsilon, instead of a noise multiplier ({names}); fedavg-dp: default 10"
+    )
     dp_delta: float = setting(1e-5, "delta of the privacy guarantee")
     dp_noise: str = setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
     clip_quantile: float | None = setting(None, "adapt clip to this quantile of the clients' norms")
-    ball: float | None = setting(None, "keep every model within this distance of the common start (fedrp)")
-    sensitivity: float | None = setting(None, "assume that a record moves a model by at most this (fedrp)")
-    norm_floor: float | None = setting(None, "smallest norm of a model that is sent (fedrp); default by model and ball")
+    ball: float | None = setting(None, "keep every model within this distance of the common start ({names})")
+    sensitivity: float | None = setting(None, "assume that a record moves a model by at most this ({names})")
+    norm_floor: float | None = setting(
+        None, "smallest norm of a model that is sent ({names}); default by model and ball"
+    )
     secure_aggregation: bool = setting(False, "mask uploads, so that the server learns sums only")
     secure_range: float = setting(64.0, "largest number of a masked upload without noise; larger ones are cut off")
     sealing: str = setting("x25519", "how round keys are sealed: x25519 or hybrid (also safe from quantum computers)")

@@ -251,12 +251,13 @@ class Family(NamedTuple):
     norm_bound: Callable[[int, int], float]  # of (columns, rows)
     make: Callable[[SecretKey, int, int, int], Projection]  # of (key, columns, rows, memory_bytes)
     hiding_ratio: int  # n/m from which A w for one known w leaves A undetermined; see `fedrp.algorithms.given_start`
+    same_bits: bool = False  # products are the same bits on every machine, so that copies of a model stay equal
 
 
 FAMILIES = {
     "gaussian": Family(_gaussian_norm, GaussianProjection, 1),
-    "sign": Family(_balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows), 24),
-    "hadamard": Family(_balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows), 12),
+    "sign": Family(_balanced_norm, lambda key, columns, rows, _: SignProjection(key, columns, rows), 24, True),
+    "hadamard": Family(_balanced_norm, lambda key, columns, rows, _: HadamardProjection(key, columns, rows), 12, True),
 }
 
 

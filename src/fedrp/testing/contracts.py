@@ -1,7 +1,7 @@
 """What every algorithm promises, as checks that can be run on one's own.
 
-    fedrp.register("fedprox", FEDPROX)
-    fedrp.testing.check_algorithm("fedprox")
+    fedrp.register("my-fedprox", FEDPROX)
+    fedrp.testing.check_algorithm("my-fedprox")
 
 A contract is a function that raises `AssertionError` where the promise is broken. Problems are tiny: a contract takes
 a second at most.
