@@ -21,7 +21,7 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, for_each, methods, require_used
 from fedrp.compression.grid import Scale
 from fedrp.config import Resolved
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import Examples
@@ -44,7 +44,7 @@ def pipeline_of(config: Resolved) -> Pipeline:
     return Pipeline.of(config, ALGORITHMS[config.algorithm].server)
 
 
-def scale_of(config: Resolved, previous: np.ndarray | None, call: Call) -> Scale:
+def scale_of(config: Resolved, previous: np.ndarray | None, call: Cohort) -> Scale:
     """How an upload becomes whole numbers, where it is masked."""
     return FixedPoint(config, ALGORITHMS[config.algorithm].server.mechanisms(config)).scale(previous, call)
 
@@ -326,7 +326,7 @@ def test_no_bit_of_a_sum_tells_how_many_took_part(change: dict[str, object]) -> 
         zero, noise = np.zeros(PARAMETERS, np.float32), KEYS[0].derive(str(participants))
         sent = clipped_and_noised(config, zero, noise, participants)
         steps.add(float(np.gcd.reduce((sent * 2.0**40).astype(np.int64))) * 2.0**-40)
-        call = Call(tuple(range(participants)), (1,) * participants)
+        call = Cohort(tuple(range(participants)), (1,) * participants)
         steps.add(scale_of(config, None, call).step)
     assert len(steps) == 1
 
@@ -339,7 +339,7 @@ def test_no_sum_of_masked_noise_overflows(clients: int, change: dict[str, object
     config = resolved(
         tiny_config("fedavg-dp", clients=clients, noise_multiplier=0.2, secure_aggregation=True, **change), PARAMETERS
     )
-    call = Call(tuple(range(clients)), (1,) * clients)
+    call = Cohort(tuple(range(clients)), (1,) * clients)
     bound, step = scale_of(config, None, call)
     assert clients * (bound / step + 0.5) < 2**31
     share = config.clip * config.noise_multiplier / math.sqrt(clients)
@@ -363,7 +363,7 @@ def test_what_rounding_costs_is_stated_for_the_worst_clip_that_may_come(
     (stated,) = [
         float(found[1]) for text in told.assumptions if (found := re.search(r"less than (\S+) to delta", text))
     ]
-    call = Call(tuple(range(clients)), (1,) * clients)
+    call = Cohort(tuple(range(clients)), (1,) * clients)
     multiplier = update_noise_multiplier(1.0, clients / 20) if change else 1.0
     share = multiplier / math.sqrt(clients - 1)
     for clip_of_a_round in np.linspace(0.25, 1.0, 200, dtype=np.float32) if change else [clip]:

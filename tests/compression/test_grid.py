@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedrp.compression import grid
 from fedrp.compression.grid import Scale
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import WireError
 
 
@@ -21,7 +21,7 @@ from fedrp.errors import WireError
 def test_the_mean_is_exact_up_to_the_stated_error_and_never_wraps(
     vectors: np.ndarray, weights: list[int], bound: float
 ) -> None:
-    call = Call(tuple(range(5)), tuple(weights))
+    call = Cohort(tuple(range(5)), tuple(weights))
     scale = grid.finest(bound, call)
     step = scale.step
     encoded = [grid.encode(v, scale, w) for v, w in zip(vectors, weights, strict=True)]
@@ -37,7 +37,7 @@ def test_the_mean_is_exact_up_to_the_stated_error_and_never_wraps(
 @pytest.mark.parametrize("clients", [3, 100, 1000])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_sum_does_not_overflow(clients: int, sign: int) -> None:
-    call = Call(tuple(range(clients)), (7,) * clients)
+    call = Cohort(tuple(range(clients)), (7,) * clients)
     scale = grid.finest(64.0, call)
     one, _ = grid.encode(np.full(4, sign * 64, np.float32), scale, 7)
     total = np.sum([one] * clients, axis=0, dtype=np.uint32)
@@ -45,7 +45,7 @@ def test_the_largest_sum_does_not_overflow(clients: int, sign: int) -> None:
 
 
 def test_the_stated_error_of_a_hundred_clients() -> None:
-    assert grid.finest(64.0, Call(tuple(range(100)), (1,) * 100), grid.HEADROOM).step / 2 < 2.4e-5
+    assert grid.finest(64.0, Cohort(tuple(range(100)), (1,) * 100), grid.HEADROOM).step / 2 < 2.4e-5
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

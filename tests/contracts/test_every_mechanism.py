@@ -23,11 +23,11 @@ from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only
 from fedrp.algorithms.servers import SERVERS
 from fedrp.config import Resolved
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 
 CLIENTS, SIZE, C = 12, 50, 0.7
 KEY = SecretKey(bytes(range(32)))
-CALL = Call(tuple(range(CLIENTS)), (1,) * CLIENTS)
+CALL = Cohort(tuple(range(CLIENTS)), (1,) * CLIENTS)
 
 
 def config_of(**changes: object) -> Resolved:
@@ -71,7 +71,7 @@ over_every_mechanism = pytest.mark.parametrize("mechanism", EVERY.values(), ids=
 
 def context_of(number: int = 0, previous: np.ndarray | None = None) -> AtClient:
     normals = own_normals(KEY.derive(f"client {number}"))
-    return AtClient(previous, CLIENTS, normals, warn=lambda _text: None, call=CALL)
+    return AtClient(previous, CLIENTS, normals, warn=lambda _text: None, cohort=CALL)
 
 
 def updates(count: int = CLIENTS, scale: float = 0.05) -> list[np.ndarray]:

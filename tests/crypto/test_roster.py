@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedrp.cli import main
 from fedrp.crypto import sealing
-from fedrp.crypto.roster import Member, Roster, entry_of, load_identity, merged, new_identity, write_roster
+from fedrp.crypto.roster import Entry, Roster, entry_of, load_identity, merged, new_identity, write_roster
 from fedrp.crypto.sealing import Identity, proves
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
@@ -42,7 +42,7 @@ def test_a_roster_survives_its_file(file: Path) -> None:
 
 
 def test_the_fingerprint_depends_on_every_key_name_and_the_order() -> None:
-    first, second, third = ROSTER.members
+    first, second, third = ROSTER.entries
     others = [
         Roster((second, first, third)),
         Roster((first, second)),
@@ -60,7 +60,7 @@ def edited(old: str, new: str) -> str:
     return TEXT.replace(old, new, 1)
 
 
-FIRST, SECOND = ROSTER.members[0], ROSTER.members[1]
+FIRST, SECOND = ROSTER.entries[0], ROSTER.entries[1]
 BAD = {
     "a wrong fingerprint of a client": (edited(f'"{FIRST.fingerprint}"', '"0000"'), "fingerprint of client 'north'"),
     "a wrong fingerprint of all": (edited(f'"{ROSTER.fingerprint}"', '"0000"'), "not that of these clients"),
@@ -127,7 +127,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
 )
 def test_a_key_that_cannot_be_used_is_refused(field: str, key: bytes) -> None:
     with pytest.raises(ConfigError, match="client 'north'"):
-        Roster((Member("north", FIRST.keys._replace(**{field: key})),))
+        Roster((Entry("north", FIRST.keys._replace(**{field: key})),))
 
 
 # --- odd keys, and whose they are ------------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ KNOWN_ORDER_8 = bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b
 SMALL_ORDER = {"order 1": 1, "order 2": FIELD - 1, "order 4": 0, "order 8": int.from_bytes(KNOWN_ORDER_8, "little")}
 
 
-def refused(member: Member, *others: Member) -> str:
+def refused(member: Entry, *others: Entry) -> str:
     with pytest.raises(ConfigError) as caught:
         Roster((member, *others))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def altered(member: Member, field: str, key: bytes) -> Member:
+def altered(member: Entry, field: str, key: bytes) -> Entry:
     return member._replace(keys=member.keys._replace(**{field: key}))
 
 
@@ -183,7 +183,7 @@ def test_a_part_of_anothers_hybrid_key_is_refused() -> None:
     assert "clients 'south' and 'south' have the same key" in refused(FIRST, own)
 
 
-def load(tmp_path: Path, *members: Member) -> Roster:
+def load(tmp_path: Path, *members: Entry) -> Roster:
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.toml"
     path.write_text(Roster(members).to_toml())
     return Roster.load(path)
@@ -192,8 +192,8 @@ def load(tmp_path: Path, *members: Member) -> Roster:
 def test_each_key_of_an_entry_is_proved(tmp_path: Path) -> None:
     """Mallory, as "south", enters a key of the client "north" as her own, and signs with all that she has."""
     mallory = Identity(SecretKey(b"m" * 32), "south")
-    honest = Member.of(mallory)
-    assert load(tmp_path, honest).members == (honest,)
+    honest = Entry.of(mallory)
+    assert load(tmp_path, honest).entries == (honest,)
     x25519_of_north = mallory.public.hybrid[:1184] + FIRST.keys.hybrid[1184:]
     for field, key in [
         ("x25519", FIRST.keys.x25519),
@@ -245,7 +245,7 @@ def test_every_twin_signs_for_its_x25519_key() -> None:
     """Both signs of x occur among few identities: either twin must be found."""
     signs = set()
     for number in range(16):
-        member = Member.of(Identity(SecretKey(bytes([number]) * 32), "north"))
+        member = Entry.of(Identity(SecretKey(bytes([number]) * 32), "north"))
         assert proves(member.keys, member.digest, member.proof)
         either = sealing._twins_of(member.keys.x25519)
         data = sealing._PROOF_LABEL + member.digest
@@ -332,8 +332,8 @@ def test_from_keys_to_a_roster_on_the_command_line(tmp_path: Path, capsys: pytes
     main(["roster", "show", str(tmp_path / "roster.toml")])
     assert capsys.readouterr().out == made
     roster = Roster.load(tmp_path / "roster.toml")
-    assert [member.name for member in roster.members] == NAMES
-    for shown in [*NAMES, *(member.fingerprint for member in roster.members), roster.fingerprint]:
+    assert [member.name for member in roster.entries] == NAMES
+    for shown in [*NAMES, *(member.fingerprint for member in roster.entries), roster.fingerprint]:
         assert shown in made
     with pytest.raises(SystemExit) as caught:
         main(["roster", "make", str(tmp_path / "again.toml"), *entries, entries[0]])

@@ -15,7 +15,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.crypto.masks import Masker
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import ConfigError, ProtocolError, QuorumError, WireError
 from fedrp.privacy.events import Adversary
@@ -58,7 +58,7 @@ def refused(run: Federation, client: int, packet: bytes, why: str) -> None:
 
 
 def maskers(run: Federation, clients: tuple[int, ...], **changes: object) -> dict[int, Masker]:
-    call = Call(clients, (1,) * len(clients))
+    call = Cohort(clients, (1,) * len(clients))
     peers = np.stack([np.frombuffer(site.mask_key.public, np.uint8) for site in run.sites.values()])
     key = SecretKey(b"round key".ljust(32))
     made = {c: Masker(run.sites[c].mask_key, peers, run.roster.digest, c, run.run, 1, call, b"", key) for c in clients}
@@ -85,8 +85,8 @@ def test_masks_cancel_in_the_sum_of_all_and_in_no_other() -> None:
         {"transcript": b"another aggregate"},
         {"round_key": None},
         {"round_key": SecretKey(bytes(32))},
-        {"call": Call((0, 1, 2), (1, 1, 2))},
-        {"call": Call((0, 1, 2, 3), (1, 1, 1, 1))},
+        {"cohort": Cohort((0, 1, 2), (1, 1, 2))},
+        {"cohort": Cohort((0, 1, 2, 3), (1, 1, 1, 1))},
         {"roster": Federation(tiny_config("fedavg", clients=6, seed=1)).roster.digest},
     ],
 )
@@ -183,7 +183,7 @@ def test_no_plain_vector_reaches_the_server(name: str) -> None:
     masked.deliver(masked.open())
     seen = all_windows(masked.received)
     assert not any(windows(vector) & seen for vector in vectors)
-    scale = grid.finest(64.0, Call((0, 1, 2, 3), (1, 1, 1, 1)))
+    scale = grid.finest(64.0, Cohort((0, 1, 2, 3), (1, 1, 1, 1)))
     for vector in vectors:
         encoded, _ = grid.encode(np.frombuffer(vector, np.float32), scale, 1)
         assert not {part for part in windows(encoded.tobytes()) if any(part)} & seen
@@ -211,7 +211,7 @@ def test_numbers_beyond_the_range_are_cut_off_and_counted(caplog: pytest.LogCapt
 
 def recalled(run: Federation, packet: bytes, clients: tuple[int, ...], weights: tuple[int, ...] | None = None) -> bytes:
     """A packet that announces other participants."""
-    payload = Call(clients, weights or (1,) * len(clients)).payload()
+    payload = Cohort(clients, weights or (1,) * len(clients)).payload()
     return wire.encode(
         dataclasses.replace(m, payload=payload, weight=len(clients)) if m.kind is Kind.ROUND else m
         for m in wire.decode(packet)
@@ -336,7 +336,7 @@ def test_a_client_that_is_told_to_rebuild_remembers_the_rules() -> None:
 
 def vectors_of(run: Federation, plain: Federation) -> dict[int, np.ndarray]:
     """What the clients would send unmasked, in grid steps."""
-    scale = grid.finest(64.0, Call(tuple(run.clients), (1,) * len(run.clients)), grid.HEADROOM)
+    scale = grid.finest(64.0, Cohort(tuple(run.clients), (1,) * len(run.clients)), grid.HEADROOM)
     replies = plain.deliver(plain.open())
     return {c: grid.encode(wire.decode(r)[0].payload, scale, 1)[0] for c, r in replies.items()}
 

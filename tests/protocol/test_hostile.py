@@ -15,7 +15,7 @@ from fedrp.compression.grid import HEADROOM
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import Identity, MaskKey, Place, SiteEntropy, mask_key_of, seal_to_all, signed_mask_key
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
@@ -45,13 +45,13 @@ def words(reply: bytes) -> np.ndarray:
 def decoded(run: Federation, replies: dict[int, bytes]) -> np.ndarray:
     """What the sum of masked uploads says, if their masks cancel."""
     total = np.sum([words(reply) for reply in replies.values()], axis=0, dtype=np.uint32)
-    call = Call(tuple(replies), (1,) * len(replies))
+    call = Cohort(tuple(replies), (1,) * len(replies))
     return total.view(np.int32) * grid.finest(64.0, call, HEADROOM).step
 
 
-def call_of(run: Federation, round_: int) -> Message:
+def cohort_of(run: Federation, round_: int) -> Message:
     everyone = tuple(run.clients)
-    return message(run, Kind.ROUND, round_, Call(everyone, (1,) * len(everyone)).payload(), len(everyone))
+    return message(run, Kind.ROUND, round_, Cohort(everyone, (1,) * len(everyone)).payload(), len(everyone))
 
 
 def introductions(run: Federation, client: int) -> list[Message]:
@@ -67,7 +67,7 @@ def test_an_outcome_of_the_set_up_is_refused() -> None:
     run = secure("fedadmm", clients=5, rounds=5, grad_clip=1.0)
     poison = np.full(run.server.upload_size, 1.0, np.float32)
     for kind, payload in ((Kind.AGGREGATE, poison), (Kind.VOID, wire.EMPTY)):
-        packet = wire.encode([*introductions(run, 1), message(run, kind, 0, payload), call_of(run, 1)])
+        packet = wire.encode([*introductions(run, 1), message(run, kind, 0, payload), cohort_of(run, 1)])
         with pytest.raises(ProtocolError, match="an outcome of round 0 before round 1: refused"):
             run.answer(1, packet)
 
@@ -86,10 +86,10 @@ def test_a_server_that_poisons_the_duals_of_all_but_one_does_not_find_the_update
     poison = start.copy()
     poison[0] = 60.0  # within what honest clients could send
     for client in range(1, 5):
-        run.answer(client, wire.encode([*introductions(run, client), call_of(run, 1)]))
-        run.answer(client, wire.encode([message(run, Kind.AGGREGATE, 1, poison), call_of(run, 2)]))
+        run.answer(client, wire.encode([*introductions(run, client), cohort_of(run, 1)]))
+        run.answer(client, wire.encode([message(run, Kind.AGGREGATE, 1, poison), cohort_of(run, 2)]))
     known = introductions(run, 0)
-    told = [message(run, Kind.AGGREGATE, 2, start), call_of(run, 3)]
+    told = [message(run, Kind.AGGREGATE, 2, start), cohort_of(run, 3)]
     replies = {0: run.answer(0, wire.encode([*known, *told]))}
     replies |= {client: run.answer(client, wire.encode(told)) for client in range(1, 5)}
     found = decoded(run, replies) - 4 * start.astype(np.float64)
@@ -125,13 +125,13 @@ def test_with_an_insider_who_knows_the_matrices_it_does_not_find_it_either(famil
     poison = np.zeros(40, np.float32)
     poison[0] = 60.0
     for client in range(1, 6):
-        first = [*introductions(run, client), keys[0][client], keys[1][client], call_of(run, 1)]
+        first = [*introductions(run, client), keys[0][client], keys[1][client], cohort_of(run, 1)]
         run.answer(client, wire.encode(first))
-        run.answer(client, wire.encode([keys[2][client], message(run, Kind.AGGREGATE, 1, poison), call_of(run, 2)]))
+        run.answer(client, wire.encode([keys[2][client], message(run, Kind.AGGREGATE, 1, poison), cohort_of(run, 2)]))
     aggregate = message(run, Kind.AGGREGATE, 2, matrices[2].forward(start))
     replies = {}
     for client in range(6):
-        told = [keys[3][client], aggregate, call_of(run, 3)]
+        told = [keys[3][client], aggregate, cohort_of(run, 3)]
         if client == 0:
             told = [*introductions(run, 0), keys[0][0], keys[2][0], *told]
         replies[client] = run.answer(client, wire.encode(told))
@@ -244,7 +244,7 @@ def test_a_stolen_identity_takes_no_mask_off() -> None:
     replies = run.deliver(run.open())
     client_state = run.clients[3]
     stolen = SecretKey(hashlib.sha256(b"all that the thief has is the identity").digest())
-    call = Call(tuple(range(5)), (1,) * 5)
+    call = Cohort(tuple(range(5)), (1,) * 5)
     transcript = extended(run.bench.settings, 0, 1, run.server.aggregates[1], None)
     assert transcript == client_state.transcript  # public
     sent = words(replies[3])
@@ -474,7 +474,7 @@ def catch_up(run: Federation, rounds: int) -> bytes:
         sealed.append(dataclasses.replace(message(run, Kind.SEALED, round_, own), sender=0))
     zeros = np.zeros(run.server.upload_size, np.float32)
     told = [message(run, Kind.AGGREGATE, past, zeros) for past in range(1, rounds)]
-    return wire.encode([*introductions(run, 1), *sealed, *told, call_of(run, rounds)])
+    return wire.encode([*introductions(run, 1), *sealed, *told, cohort_of(run, rounds)])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

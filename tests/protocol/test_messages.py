@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedrp.algorithms.table import ALGORITHMS
-from fedrp.crypto.roster import Member, Roster
+from fedrp.crypto.roster import Entry, Roster
 from fedrp.crypto.sealing import Identity, Place, seal_to_all, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
@@ -159,8 +159,8 @@ def test_a_deal_for_a_roster_with_a_swapped_or_an_added_key_is_refused(caplog: p
     run = Federation(tiny_config("fedrp"))
     packet = run.open()[1]
     mallory = Identity(SecretKey(b"the server's own secret".ljust(32)), "client-3")
-    stranger = Member("client-3", mallory.public)
-    for members in ((*run.roster.members[:3], stranger), (*run.roster.members, stranger._replace(name="more"))):
+    stranger = Entry("client-3", mallory.public)
+    for members in ((*run.roster.entries[:3], stranger), (*run.roster.entries, stranger._replace(name="more"))):
         other = Roster(members)
         place = Place(run.run, 1, 0, 1, run.bench.tag, other.digest, "x25519")
         envelopes = seal_to_all(SecretKey(bytes(32)), run.sites[0].identity, other.keys, place)

@@ -19,7 +19,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, QuorumError
 from fedrp.protocol import client as client_side
@@ -227,7 +227,7 @@ class LyingServer(Parties):
             for round_, dealer in enumerate(story.dealers[: story.round + 1])
             if self.envelopes
         ]
-        cohort = Call(story.cohort, (1,) * len(story.cohort)).payload() if self.case.masked else wire.EMPTY
+        cohort = Cohort(story.cohort, (1,) * len(story.cohort)).payload() if self.case.masked else wire.EMPTY
         call = message(self.run, Kind.ROUND, story.round, cohort, len(story.cohort))
         return wire.encode([*rebuild, *keys, *sealed, *self._outcomes(story), call])
 

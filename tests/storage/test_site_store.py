@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import RunConfig
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import locked, write_atomically
 from fedrp.flower import client_app
@@ -273,7 +273,7 @@ def test_a_site_that_has_lost_its_state_does_not_answer_a_round_again(
     signed = [wire.decode(greeting)[0].payload.tobytes()[32:] for greeting in greetings]
     entries = b"".join(struct.pack("<I", client) + key for client, key in enumerate(signed))
     keys = Message(Kind.MASK_KEYS, known, 1, wire.SERVER, wire.raw(entries))
-    call = Message(Kind.ROUND, known, 1, wire.SERVER, Call((0, 1, 2, 3), (1,) * 4).payload(), 4)
+    call = Message(Kind.ROUND, known, 1, wire.SERVER, Cohort((0, 1, 2, 3), (1,) * 4).payload(), 4)
 
     def asked() -> bytes:
         with local_run():

@@ -16,10 +16,10 @@ from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import Resolved, RunConfig
 from fedrp.crypto.masks import Masker, extended
-from fedrp.crypto.roster import Member, Roster
+from fedrp.crypto.roster import Entry, Roster
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.initial import drawn_initial, initial_laws
 from fedrp.projection.families import FAMILIES
@@ -78,7 +78,7 @@ def test_the_oracle_does_not_import_the_package(name):
 @every("identities")
 def test_public_keys_and_entries_come_from_one_secret(case):
     identity = Identity(secret(case["secret"]), case["name"])
-    keys, member = identity.public, Member.of(identity)
+    keys, member = identity.public, Entry.of(identity)
     assert (keys.x25519.hex(), keys.ed25519.hex()) == (case["x25519"], case["ed25519"])
     assert hashlib.sha256(keys.hybrid).hexdigest() == case["hybrid_sha256"]
     assert (member.digest.hex(), member.proof.hex()) == (case["entry_digest"], case["proof"])
@@ -86,7 +86,7 @@ def test_public_keys_and_entries_come_from_one_secret(case):
 
 
 def test_the_digest_of_the_roster_is_that_of_its_entries():
-    roster = Roster(tuple(Member.of(identity) for identity in identities()))
+    roster = Roster(tuple(Entry.of(identity) for identity in identities()))
     assert roster.digest.hex() == VECTORS["roster"][0]["digest"]
 
 
@@ -135,7 +135,7 @@ def test_a_transcript_digest_grows_by_what_was_applied(case):
 
 def maskers_of(case):
     """The clients of a round."""
-    call = Call(tuple(case["clients"]), tuple(case["weights"]))
+    call = Cohort(tuple(case["clients"]), tuple(case["weights"]))
     keys = [MaskKey(secret(text)) for text in case["mask_secrets"]]
     peers = np.array([list(key.public) for key in keys], np.uint8)
     place = (raw(case["run"]), case["round"], call, raw(case["transcript"]), secret(case["round_key"]))
@@ -144,7 +144,7 @@ def maskers_of(case):
 
 @every("masks")
 def test_masked_uploads_their_sum_and_a_recovery(case):
-    call = Call(tuple(case["clients"]), tuple(case["weights"]))
+    call = Cohort(tuple(case["clients"]), tuple(case["weights"]))
     scale = finest(float.fromhex(case["bound"]), call, HEADROOM)
     assert scale == Scale(float.fromhex(case["bound"]), float.fromhex(case["step"]))
     maskers, uploads = maskers_of(case), []

@@ -64,8 +64,8 @@ def roster_show(file: Path) -> None:
 
 
 def _print_roster(shown: Any) -> None:
-    for number, member in enumerate(shown.members):
-        print(f"{number:>4}  {member.name:<24} {member.fingerprint}")
+    for number, entry in enumerate(shown.entries):
+        print(f"{number:>4}  {entry.name:<24} {entry.fingerprint}")
     print(f"roster{' ' * 25}{shown.fingerprint}")
 
 

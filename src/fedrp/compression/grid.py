@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import WireError
 from fedrp.types import Precise, Vector, Words
 
@@ -29,9 +29,9 @@ class Scale(NamedTuple):
     step: float  # the distance between two numbers that can be sent
 
 
-def finest(bound: float, call: Call, headroom: int = 1) -> Scale:
+def finest(bound: float, cohort: Cohort, headroom: int = 1) -> Scale:
     """The smallest steps with which no sum of the cohort's numbers takes more than its share of the range."""
-    return Scale(bound, headroom * bound * sum(call.weights) / (2**31 - 1 - len(call.clients)))
+    return Scale(bound, headroom * bound * sum(cohort.weights) / (2**31 - 1 - len(cohort.clients)))
 
 
 def encode(vector: Vector | Precise, scale: Scale, weight: int) -> tuple[Words, int]:

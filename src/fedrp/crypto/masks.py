@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedrp.crypto.sealing import MaskKey
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call, digest
+from fedrp.crypto.secure_aggregation import Cohort, digest
 from fedrp.types import Vector, Words
 
 PeerKeys = npt.NDArray[np.uint8]  # (clients, 32): public mask keys; zeros where one is not known
@@ -49,17 +49,17 @@ class Masker:
     client: int
     run: bytes
     round: int
-    call: Call
+    cohort: Cohort
     transcript: bytes  # digest of all that its state is made of, but for its data
     round_key: SecretKey | None
 
     def masked(self, words: Words) -> Words:
         """An encoded upload under this client's masks towards all other clients of the cohort."""
-        return self._added(words.copy(), self.call.clients, b"upload")
+        return self._added(words.copy(), self.cohort.clients, b"upload")
 
     def correction(self, left_out: tuple[int, ...], size: int) -> Words:
         """The sum of this client's masks towards those left out, under fresh masks towards the others."""
-        summed = [client for client in self.call.clients if client not in left_out]
+        summed = [client for client in self.cohort.clients if client not in left_out]
         towards = self._added(np.zeros(size, np.uint32), left_out, b"upload")
         return self._added(towards, summed, b"recovery|" + struct.pack(f"<{len(left_out)}I", *left_out))
 
@@ -85,7 +85,7 @@ class Masker:
         scene = hashlib.sha256(
             struct.pack("<16sI32s", self.run, self.round, self.roster)
             + pair
-            + hashlib.sha256(self.call.payload().tobytes()).digest()
+            + hashlib.sha256(self.cohort.payload().tobytes()).digest()
             + hashlib.sha256(self.transcript).digest()
             + purpose
         ).digest()

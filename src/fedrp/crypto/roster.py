@@ -27,7 +27,7 @@ _SHOWN_BYTES = 20  # of a digest: too many for anyone to find another roster wit
 _KEY_NOTE = "# The private key of a client. Whoever has it can pass for the client: keep it here, mode 0600.\n"
 
 
-class Member(NamedTuple):
+class Entry(NamedTuple):
     """A client as the others know it."""
 
     name: str
@@ -35,7 +35,7 @@ class Member(NamedTuple):
     proof: bytes = b""  # that who chose the name holds the keys; a simulation needs none
 
     @classmethod
-    def of(cls, identity: Identity) -> "Member":
+    def of(cls, identity: Identity) -> "Entry":
         """The client that an identity belongs to."""
         unproved = cls(identity.name, identity.public, b"")
         return unproved._replace(proof=identity.prove(unproved.digest))
@@ -54,26 +54,26 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Roster:
-    """All clients in their order: client i of a run is `members[i]`.
+    """All clients in their order: client i of a run is `entries[i]`.
 
     Guarantees: names and keys are all different, canonical and usable; in a roster that was read from files each client
     has proved that it holds its keys (but for ML-KEM); equal digests mean equal names and keys.
     """
 
-    members: tuple[Member, ...]
+    entries: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
-        if not self.members:
+        if not self.entries:
             raise ConfigError("a roster needs at least one client")
-        for member in self.members:
-            if not _NAME.fullmatch(member.name):
-                raise ConfigError(f"client name '{member.name}' is not valid: up to 64 letters, digits, '.', '_', '-'")
+        for entry in self.entries:
+            if not _NAME.fullmatch(entry.name):
+                raise ConfigError(f"client name '{entry.name}' is not valid: up to 64 letters, digits, '.', '_', '-'")
             try:
-                require_usable(member.keys)
+                require_usable(entry.keys)
             except ConfigError as error:
-                raise ConfigError(f"client '{member.name}': {error}") from None
-        _require_different("name", ((member.name, member.name) for member in self.members))
-        _require_different("key", ((member.name, key) for member in self.members for key in parts(member.keys)))
+                raise ConfigError(f"client '{entry.name}': {error}") from None
+        _require_different("name", ((entry.name, entry.name) for entry in self.entries))
+        _require_different("key", ((entry.name, key) for entry in self.entries for key in parts(entry.keys)))
 
     @classmethod
     def load(cls, path: Path) -> "Roster":
@@ -87,7 +87,7 @@ class Roster:
     @functools.cached_property
     def digest(self) -> bytes:
         """32 bytes that stand for all clients and their order."""
-        return hashlib.sha256(b"fedrp roster v1|" + b"".join(member.digest for member in self.members)).digest()
+        return hashlib.sha256(b"fedrp roster v1|" + b"".join(entry.digest for entry in self.entries)).digest()
 
     @property
     def fingerprint(self) -> str:
@@ -97,42 +97,42 @@ class Roster:
     @property
     def keys(self) -> tuple[PublicKeys, ...]:
         """Everyone's public keys, in order."""
-        return tuple(member.keys for member in self.members)
+        return tuple(entry.keys for entry in self.entries)
 
     def index(self, name: str) -> int:
         """The number of a client in runs with this roster."""
-        for number, member in enumerate(self.members):
-            if member.name == name:
+        for number, entry in enumerate(self.entries):
+            if entry.name == name:
                 return number
-        known = ", ".join(member.name for member in self.members[:10])
+        known = ", ".join(entry.name for entry in self.entries[:10])
         raise ConfigError(f"no client '{name}' in the roster {self.fingerprint}: it has {known}")
 
     def place_of(self, identity: Identity) -> int:
         """The number of the client that this identity belongs to; refused if the roster has other keys for it."""
         number = self.index(identity.name)
-        if self.members[number].keys[:2] != identity.public[:2]:
+        if self.entries[number].keys[:2] != identity.public[:2]:
             raise ConfigError(f"the roster {self.fingerprint} has other keys for '{identity.name}' than your key file")
         return number
 
     def to_toml(self) -> str:
         """The roster as the text of its file, fingerprints included."""
         lines = [f'fingerprint = "{self.fingerprint}"']
-        for member in self.members:
-            fields = {"name": member.name, "fingerprint": member.fingerprint}
-            fields |= {name: key.hex() for name, key in member.keys._asdict().items() if key}
-            fields["proof"] = member.proof.hex()
+        for entry in self.entries:
+            fields = {"name": entry.name, "fingerprint": entry.fingerprint}
+            fields |= {name: key.hex() for name, key in entry.keys._asdict().items() if key}
+            fields["proof"] = entry.proof.hex()
             lines += ["", "[[client]]", *(f'{name} = "{value}"' for name, value in fields.items())]
         return "\n".join(lines) + "\n"
 
 
 def merged(rosters: Iterable[Roster]) -> Roster:
     """One roster of the clients of several, in order."""
-    return Roster(tuple(member for roster in rosters for member in roster.members))
+    return Roster(tuple(entry for roster in rosters for entry in roster.entries))
 
 
 def entry_of(identity: Identity) -> Roster:
     """The roster of one that a client hands to the others."""
-    return Roster((Member.of(identity),))
+    return Roster((Entry.of(identity),))
 
 
 def new_identity(path: Path, name: str) -> Identity:
@@ -190,14 +190,14 @@ def _require_fields(content: dict[str, Any], known: set[str]) -> None:
 
 def _roster(content: dict[str, Any]) -> Roster:
     _require_fields(content, {"fingerprint", "client"})
-    entries = content.get("client")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+    tables = content.get("client")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError("not a roster, it has no [[client]] entries")
-    roster = Roster(tuple(_member(entry) for entry in entries))
-    for member in roster.members:
-        if not proves(member.keys, member.digest, member.proof):
+    roster = Roster(tuple(_entry(table) for table in tables))
+    for entry in roster.entries:
+        if not proves(entry.keys, entry.digest, entry.proof):
             raise ConfigError(
-                f"client '{member.name}' does not prove that it holds the keys of its entry: get a new one"
+                f"client '{entry.name}' does not prove that it holds the keys of its entry: get a new one"
             )
     if "fingerprint" not in content:
         raise ConfigError("no fingerprint of the whole: make it with 'fedrp roster make'")
@@ -206,27 +206,27 @@ def _roster(content: dict[str, Any]) -> Roster:
     return roster
 
 
-def _member(entry: dict[str, Any]) -> Member:
-    _require_fields(entry, {"name", "fingerprint", "proof", *PublicKeys._fields})
-    name = entry.get("name")
+def _entry(table: dict[str, Any]) -> Entry:
+    _require_fields(table, {"name", "fingerprint", "proof", *PublicKeys._fields})
+    name = table.get("name")
     if not isinstance(name, str):
         raise ConfigError("a client has no name")
-    if "proof" not in entry:
+    if "proof" not in table:
         raise ConfigError(
             f"client '{name}' does not prove that it holds its keys, as entries of earlier versions: have it print a "
             "new one with 'fedrp keys show', and make the roster again"
         )
     values = {}
     for field in (*PublicKeys._fields, "proof"):
-        text = entry.get(field, "")
+        text = table.get(field, "")
         if not isinstance(text, str) or not re.fullmatch(r"([0-9a-f]{2})*", text):
             raise ConfigError(f"{field} of client '{name}' is not hexadecimal")
         values[field] = bytes.fromhex(text)
     proof = values.pop("proof")
-    member = Member(name, PublicKeys(**values), proof)
-    if entry.get("fingerprint") != member.fingerprint:
+    entry = Entry(name, PublicKeys(**values), proof)
+    if table.get("fingerprint") != entry.fingerprint:
         raise ConfigError(f"the fingerprint of client '{name}' is not that of its keys: get its entry again")
-    return member
+    return entry
 
 
 def _require_different(what: str, values: Iterable[tuple[str, object]]) -> None:

@@ -61,7 +61,7 @@ MIN_SUMMED = 3  # with two, each would find the other's vector in the average th
 MIN_LEFT_OUT = 2  # see above: two known sums must not differ by one client
 
 
-class Call(NamedTuple):
+class Cohort(NamedTuple):
     """Who takes part in a round, and with which weight: every participant is told the same."""
 
     clients: tuple[int, ...]
@@ -72,7 +72,7 @@ class Call(NamedTuple):
         return np.array([*self.clients, *self.weights], np.uint32)
 
     @classmethod
-    def of(cls, payload: npt.NDArray[np.generic]) -> "Call":
+    def of(cls, payload: npt.NDArray[np.generic]) -> "Cohort":
         """The inverse of `payload`."""
         numbers = clients_of(payload)
         half = len(numbers) // 2

@@ -16,7 +16,7 @@ from fedrp.algorithms.mechanisms.base import AtClient
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
 from fedrp.protocol import quorum, wire
@@ -142,8 +142,8 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
             "would choose it for: refused"
         )
     if config.secure_aggregation:
-        call = Call.of(inbox.call.payload)
-        quorum.require_call(config, call, client.index, weight_of(bench, site))
+        call = Cohort.of(inbox.call.payload)
+        quorum.require_cohort(config, call, client.index, weight_of(bench, site))
         if len(call.clients) != count:  # shares of noise depend on it
             raise ProtocolError(f"{count} participants announced, {len(call.clients)} listed")
         if round_ == client.round and call != client.call:
@@ -195,9 +195,9 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         return client, wire.encode(replies)
     context = _at_client(bench, work, plan)
     sent, mark = bench.pipeline.sent(upload.vector, context), upload.fingerprint
-    if context.call is not None:
-        client = dataclasses.replace(client, call=context.call, transcript=plan.transcript)
-        sent = _masker(bench, client, site, round_, context.call).masked(sent)
+    if context.cohort is not None:
+        client = dataclasses.replace(client, call=context.cohort, transcript=plan.transcript)
+        sent = _masker(bench, client, site, round_, context.cohort).masked(sent)
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
     fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
@@ -228,7 +228,7 @@ def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
         participants=asked.weight,
         normals=own_normals(site.entropy.noise(bench.run, asked.round, inbox.digest)),
         warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
-        call=Call.of(asked.payload) if bench.config.secure_aggregation else None,
+        cohort=Cohort.of(asked.payload) if bench.config.secure_aggregation else None,
         weight=weight_of(bench, site),
     )
 
@@ -248,7 +248,7 @@ def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -
     return dataclasses.replace(client, left_out=left_out), correction
 
 
-def _masker(bench: Workbench, client: Client, site: Site, round_: int, call: Call) -> Masker:
+def _masker(bench: Workbench, client: Client, site: Site, round_: int, call: Cohort) -> Masker:
     key, own = opened_key(bench, client, site, round_), _mask_key(site, client.index)
     if client.mask_keys[client.index].tobytes() != own.public:
         raise ProtocolError(f"the others have another mask key of client {client.index} than it has: sit this run out")

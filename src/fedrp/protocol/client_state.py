@@ -23,7 +23,7 @@ from fedrp.crypto.masks import NO_PEERS, PeerKeys
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, verify
 from fedrp.crypto.secret import SecretKey
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.engines.choice import SEQUENTIAL, make_trainer
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.initial import public_initial, secret_initial
@@ -60,7 +60,7 @@ class Client:
     since: int = 0  # the round that `state` is of; falls to 0 when the client is told to rebuild its state
     state: ClientState | None = None
     envelopes: Mapping[int, Envelope] = field(default_factory=dict)
-    call: Call | None = None  # of the last round, where uploads are masked
+    call: Cohort | None = None  # of the last round, where uploads are masked
     transcript: bytes = (
         b""  # digest of what its last masked upload was made from, see `fedrp.crypto.secure_aggregation`
     )
@@ -142,8 +142,8 @@ def make_workbench(
     engine: str = SEQUENTIAL,
 ) -> Workbench:
     """A workbench for one process. Its clients share matrices (of the last two rounds) and the initial model."""
-    if len(roster.members) != config.clients:
-        raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.members)} clients")
+    if len(roster.entries) != config.clients:
+        raise ConfigError(f"clients={config.clients}, but the roster has {len(roster.entries)} clients")
     seed = RunSeed(config.seed)
     trainer = make_trainer(factory, loss, device, seed, engine)
     size = trainer.model.layout.size
@@ -228,13 +228,13 @@ def noted(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> tuple[C
             raise ProtocolError(
                 f"client {client.index} was sent another key for round {message.round} than it has: refused"
             )
-        if envelope.dealer >= len(bench.roster.members):
+        if envelope.dealer >= len(bench.roster.entries):
             raise ProtocolError(
                 f"the key of round {message.round} was dealt by client {envelope.dealer}, who is not in the roster"
             )
         place = place_of(bench, message.round, envelope.dealer, client.index)
         try:
-            verify(envelope.sealed, bench.roster.members[envelope.dealer].keys, place)
+            verify(envelope.sealed, bench.roster.entries[envelope.dealer].keys, place)
             site.identity.open(envelope.sealed, place)
         except ProtocolError as error:  # the dealer's fault or the server's: either way another key is needed
             _log.warning("client %d complains about the key of round %d: %s", client.index, message.round, error)
@@ -280,17 +280,17 @@ def _given(keys: PeerKeys) -> npt.NDArray[np.bool_]:
 @functools.lru_cache(maxsize=2)
 def _peer_keys(payload: bytes, roster: Roster, run: bytes) -> PeerKeys:
     """The mask keys of a MASK_KEYS message, all of them signed by their owners for this run."""
-    keys = np.zeros((len(roster.members), 32), np.uint8)
+    keys = np.zeros((len(roster.entries), 32), np.uint8)
     if len(payload) % MASK_ENTRY_BYTES:
         raise ProtocolError(f"mask keys come in {MASK_ENTRY_BYTES} bytes each, got {len(payload)}")
     for start in range(0, len(payload), MASK_ENTRY_BYTES):
         (client,) = struct.unpack_from("<I", payload, start)
-        if client >= len(roster.members):
+        if client >= len(roster.entries):
             raise ProtocolError(f"a mask key of client {client}, who is not in the roster")
         if keys[client].any():
             raise ProtocolError(f"two mask keys of client {client} in one packet: refused")
         signed = payload[start + 4 : start + MASK_ENTRY_BYTES]
-        public = mask_key_of(signed, roster.members[client].keys.ed25519, run, roster.digest, client)
+        public = mask_key_of(signed, roster.entries[client].keys.ed25519, run, roster.digest, client)
         keys[client] = np.frombuffer(public, np.uint8)
     keys.flags.writeable = False
     return keys

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from fedrp.algorithms.cohort import needed
 from fedrp.config.run import Resolved
-from fedrp.crypto.secure_aggregation import MIN_LEFT_OUT, MIN_SUMMED, Call
+from fedrp.crypto.secure_aggregation import MIN_LEFT_OUT, MIN_SUMMED, Cohort
 from fedrp.errors import ProtocolError, QuorumError
 
 
-def require_call(config: Resolved, call: Call, client: int, weight: int) -> None:
+def require_cohort(config: Resolved, call: Cohort, client: int, weight: int) -> None:
     """Refuse a list of participants that could expose this client."""
     clients, weights = call
     if len(clients) != len(weights) or not _increasing(clients) or not clients or clients[-1] >= config.clients:
@@ -32,7 +32,7 @@ def require_call(config: Resolved, call: Call, client: int, weight: int) -> None
         raise ProtocolError(f"the announced weights are not valid: client {client} has weight {weight}")
 
 
-def require_left_out(config: Resolved, call: Call, left_out: tuple[int, ...], client: int) -> None:
+def require_left_out(config: Resolved, call: Cohort, left_out: tuple[int, ...], client: int) -> None:
     """Refuse a recovery that could expose someone."""
     if not _increasing(left_out) or not set(left_out) <= set(call.clients) or client in left_out:
         raise ProtocolError("the list of clients left out is not valid: expected other participants, in order")
@@ -53,7 +53,7 @@ def spares(participants: Sequence[int], round_: int) -> tuple[int, int]:
     return participants[place], participants[(place + 1) % count]
 
 
-def choose_left_out(config: Resolved, call: Call, missing: Iterable[int], round_: int) -> tuple[int, ...]:
+def choose_left_out(config: Resolved, call: Cohort, missing: Iterable[int], round_: int) -> tuple[int, ...]:
     """Who is left out of a sum if some are missing: they and, if it is only one, the first of the `spares` beside."""
     left_out = set(missing)
     if len(left_out) == 1:

@@ -26,7 +26,7 @@ from fedrp.protocol.server_state import (
     Replies,
     Reply,
     Server,
-    call_of,
+    cohort_of,
     distrusted,
     message_of,
     next_dealer,
@@ -101,7 +101,7 @@ def open_round(server: Server, coins: Coins) -> tuple[Server, Mapping[int, bytes
     """
     round_ = server.round + 1
     participants = server.participants or _chosen(server, coins)
-    listed = call_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
+    listed = cohort_of(server, participants).payload() if server.config.secure_aggregation else EMPTY
     call = dataclasses.replace(message_of(server, Kind.ROUND, round_, listed), weight=len(participants))
     dealer = next_dealer(server, participants, round_)
     also = {} if dealer is None else {dealer: message_of(server, Kind.DEAL_REQUEST, round_ + 1)}
@@ -120,7 +120,7 @@ def recover(server: Server, tally: Tally) -> tuple[Server, Packets]:
     """
     if not server.config.secure_aggregation:
         return server, {}
-    call = call_of(server, server.participants)
+    call = cohort_of(server, server.participants)
     received = received_of(server, tally)
     missing = [client for client in call.clients if client not in received.uploads]
     if not server.left_out and (not missing or is_lost(server, received) or complaints_of(server, received)):
@@ -207,10 +207,10 @@ class _Outcome(NamedTuple):
 
 def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outcome:
     config, round_, pipeline, call, certified = server.config, server.round + 1, server.pipeline, None, None
-    weight = float(sum(call_of(server, tuple(uploads)).weights))
+    weight = float(sum(cohort_of(server, tuple(uploads)).weights))
     numbers: Numbers
     if config.secure_aggregation:
-        call = call_of(server, server.participants)
+        call = cohort_of(server, server.participants)
         numbers = _unmasked(server, tally, uploads)
     else:
         each = [tally.whole[client] for client in sorted(tally.whole) if client in uploads]

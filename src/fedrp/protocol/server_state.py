@@ -8,7 +8,7 @@ from fedrp.algorithms.mechanisms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.config.run import Resolved
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
@@ -113,14 +113,14 @@ def read_one(server: Server, limits: Limits, client: int, packet: bytes) -> Repl
     return Reply(tuple(messages))
 
 
-def call_of(server: Server, participants: tuple[int, ...]) -> Call:
+def cohort_of(server: Server, participants: tuple[int, ...]) -> Cohort:
     """The participants with the weights that they have in averages."""
     if server.config.weighting == "uniform":
-        return Call(participants, (1,) * len(participants))
+        return Cohort(participants, (1,) * len(participants))
     weights = tuple(server.weights[client] for client in participants)
     if 0 in weights:
         raise ProtocolError(f"client {participants[weights.index(0)]} has not said hello: its weight is not known")
-    return Call(participants, weights)
+    return Cohort(participants, weights)
 
 
 def distrusted(server: Server) -> frozenset[int]:

@@ -17,7 +17,7 @@ from fedrp.errors import ProtocolError, WireError
 from fedrp.means import add_weighted
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.server_state import Complaint, Server, call_of, next_dealer, only_message, read_one
+from fedrp.protocol.server_state import Complaint, Server, cohort_of, next_dealer, only_message, read_one
 from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.types import NO_FINGERPRINT, Words
 
@@ -95,7 +95,7 @@ def take_upload(server: Server, tally: Tally, client: int, packet: bytes) -> Non
             raise ProtocolError(f"upload for round {message.round}, expected round {server.round + 1}")
         secure, size = server.config.secure_aggregation, server.upload_size
         numbers: Numbers = wire.words(message, size) if secure else wire.vector(message, size)
-        if message.weight != call_of(server, (client,)).weights[0]:
+        if message.weight != cohort_of(server, (client,)).weights[0]:
             raise ProtocolError(f"client {client} sent another weight than it said hello with")
     except (WireError, ProtocolError) as error:
         tally.refused[client] = str(error)
@@ -139,7 +139,7 @@ def total_of(server: Server, tally: Tally, clients: frozenset[int]) -> Numbers:
     if separate:
         total = total.copy()
     for client in separate:
-        _add(total, tally.whole[client], call_of(server, (client,)).weights[0])
+        _add(total, tally.whole[client], cohort_of(server, (client,)).weights[0])
     return total
 
 

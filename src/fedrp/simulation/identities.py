@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedrp.algorithms.cohort import Coins
 from fedrp.config.run import RunConfig
-from fedrp.crypto.roster import Member, Roster
+from fedrp.crypto.roster import Entry, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Examples
@@ -47,7 +47,7 @@ def simulated_site(seed: RunSeed, client: int, data: Examples) -> Site:
 def simulated_roster(seed: RunSeed, clients: int) -> Roster:
     """The roster of a simulation, which every client has from the start."""
     identities = [simulated_identity(seed, client) for client in range(clients)]
-    return Roster(tuple(Member(identity.name, identity.public) for identity in identities))
+    return Roster(tuple(Entry(identity.name, identity.public) for identity in identities))
 
 
 def simulated_coins(config: RunConfig, round_: int) -> Coins:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.algorithms.client_side import ClientState
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.protocol.client_state import Client, Envelope
 from fedrp.storage.codec import Field, Stored, hexadecimal, number, numbers, of_record, packed, read, to_record
 
@@ -24,7 +24,7 @@ PLAIN_FIELDS = {
     "call": Field(
         "cohort",
         lambda call: call and [list(call.clients), list(call.weights)],
-        lambda listed: listed and Call(*map(tuple, listed)),
+        lambda listed: listed and Cohort(*map(tuple, listed)),
     ),
     "transcript": hexadecimal("transcript"),
     "left_out": numbers("left_out"),

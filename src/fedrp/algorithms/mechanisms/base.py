@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy.typing as npt
 
 from fedrp.compression.grid import Scale
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.types import Precise, Vector
 
 Numbers = npt.NDArray[Any]  # an update on its way: float32, float64, or the words that a mechanism makes of it
@@ -35,7 +35,7 @@ class AtClient(NamedTuple):
     participants: int  # how many clients take part, as the server announced
     normals: Normals  # this client's, of this round, known to nobody else
     warn: Callable[[str], None]  # tell the client's owner
-    call: Call | None = None  # who is summed, where uploads are masked
+    cohort: Cohort | None = None  # who is summed, where uploads are masked
     weight: int = 1  # this client's, in the mean
 
 
@@ -45,7 +45,7 @@ class AtServer(NamedTuple):
     previous: Vector | None  # the last aggregate; None before there is one
     weight: float  # of all uploads together; 0 for a round without any
     divisor: float  # of their sum
-    call: Call | None = None  # who was asked, where uploads are masked
+    cohort: Cohort | None = None  # who was asked, where uploads are masked
 
 
 class Reach(NamedTuple):
@@ -82,7 +82,7 @@ class Mechanism(Protocol):
         """What the sum of uploads is divided by, whoever came; None: by their weight."""
         return None
 
-    def scale(self, _previous: Vector | None, _call: Call) -> Scale | None:
+    def scale(self, _previous: Vector | None, _cohort: Cohort) -> Scale | None:
         """How its numbers become whole ones, if it knows of a way that hides or costs less than the stated range."""
         return None
 

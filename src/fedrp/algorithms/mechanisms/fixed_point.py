@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedrp.algorithms.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.compression.grid import HEADROOM, Scale, decode, encode, finest
 from fedrp.config.run import Resolved
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.types import Vector, Words
 
@@ -23,7 +23,7 @@ class FixedPoint(Mechanism):
 
     def client(self, upload: Numbers, context: AtClient) -> Words:
         """The upload times its weight, in steps."""
-        scale = self.scale(context.previous, _asked(context.call))
+        scale = self.scale(context.previous, _asked(context.cohort))
         words, cut = encode(upload, scale, context.weight)
         if cut:
             beyond = f"{cut} of {upload.size} numbers beyond +-{scale.bound:g}"
@@ -32,19 +32,19 @@ class FixedPoint(Mechanism):
 
     def server(self, numbers: Numbers, context: AtServer) -> Vector:
         """The mean, from the sum of words."""
-        return decode(numbers, context.divisor, self.scale(context.previous, _asked(context.call)).step)
+        return decode(numbers, context.divisor, self.scale(context.previous, _asked(context.cohort)).step)
 
-    def scale(self, previous: Vector | None, call: Call) -> Scale:
+    def scale(self, previous: Vector | None, cohort: Cohort) -> Scale:
         """What the last mechanism says that has something to say; else the stated range, and as fine as it goes."""
-        said = [scale for mechanism in self.before if (scale := mechanism.scale(previous, call))]
-        return said[-1] if said else finest(self.config.secure_range, call, HEADROOM)
+        said = [scale for mechanism in self.before if (scale := mechanism.scale(previous, cohort))]
+        return said[-1] if said else finest(self.config.secure_range, cohort, HEADROOM)
 
     def reach(self, before: Reach, _round: int, _size: int) -> Reach:
         """The stated range, where nothing else bounds an upload."""
         return Reach(self.config.secure_range) if math.isinf(before.number) else before
 
 
-def _asked(call: Call | None) -> Call:
-    if call is None:
+def _asked(cohort: Cohort | None) -> Cohort:
+    if cohort is None:
         raise ProtocolError("a masked upload needs a list of participants")
-    return call
+    return cohort

@@ -15,7 +15,7 @@ from fedrp.algorithms.cohort import largest_cohort, rarely_too_few
 from fedrp.algorithms.mechanisms.base import AtClient, Bound, Mechanism, Numbers, Reach
 from fedrp.compression.grid import Scale, finest
 from fedrp.config.run import Resolved, RunConfig
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ConfigError
 from fedrp.privacy.noise import noise_share, update_noise_multiplier
 from fedrp.privacy.pld import SMALLEST_DELTA
@@ -52,11 +52,11 @@ class Noise(Mechanism):
             _add_noise(noised[update:], vote_share[0], step, functools.partial(context.normals, "vote"))
         return noised
 
-    def scale(self, previous: Vector | None, call: Call) -> Scale:
+    def scale(self, previous: Vector | None, cohort: Cohort) -> Scale:
         """The grid of the noise: only noise beyond any that occurs is cut off."""
         clip = self.bounded.bound(previous)
-        bound = clip * _largest(self.config, len(call.clients))
-        return Scale(bound, grid_step(self.config, clip)) if self.config.noise_multiplier else finest(bound, call)
+        bound = clip * _largest(self.config, len(cohort.clients))
+        return Scale(bound, grid_step(self.config, clip)) if self.config.noise_multiplier else finest(bound, cohort)
 
     def reach(self, before: Reach, round_: int, size: int) -> Reach:
         """More by the noise of the largest cohort.
@@ -168,7 +168,7 @@ def coarsest_step(config: Resolved) -> float:
 
 def _finest_step(config: Resolved) -> float:
     """The smallest step with which the sum of all clients does not overflow, in units of C."""
-    everyone = Call(tuple(range(config.clients)), (1,) * config.clients)
+    everyone = Cohort(tuple(range(config.clients)), (1,) * config.clients)
     return finest(_largest(config, config.clients), everyone).step
 
 

@@ -12,7 +12,7 @@ from fedrp.algorithms.mechanisms.base import AtClient, AtServer, Mechanism, Numb
 from fedrp.algorithms.mechanisms.fixed_point import FixedPoint
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.config.run import Resolved
-from fedrp.crypto.secure_aggregation import Call
+from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.types import Vector
 
 
@@ -54,9 +54,11 @@ class Pipeline:
         """What the sum of uploads is divided by, whoever came; None: by their weight."""
         return next((m.divisor for m in self.mechanisms if m.divisor is not None), None)
 
-    def aggregate(self, past: Sequence[Vector], numbers: Numbers, weight: float, call: Call | None = None) -> Vector:
+    def aggregate(
+        self, past: Sequence[Vector], numbers: Numbers, weight: float, cohort: Cohort | None = None
+    ) -> Vector:
         """The next aggregate, from the last two, latest first, and the mean of the uploads (of words: the sum)."""
-        context = AtServer(past[0] if past else None, weight, self.divisor or weight, call)
+        context = AtServer(past[0] if past else None, weight, self.divisor or weight, cohort)
         for mechanism in reversed(self.mechanisms):
             numbers = mechanism.server(numbers, context)
         update = self.update_of(numbers)
