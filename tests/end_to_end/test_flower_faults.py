@@ -519,7 +519,7 @@ def test_a_server_that_is_killed_in_a_recovery_asks_for_the_same_again(tmp_path:
 
     def work() -> None:
         def reply(client: int, message: Message) -> Message:
-            if asks_for_recovery(message) and client == 2:
+            if asks_for_recovery(message) and client == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             return lost(message) if client == 3 and round_of(message) == 2 else run.answer(client, message)
 
