@@ -15,8 +15,17 @@ from fedrp.errors import ConfigError
 from fedrp.types import Packets
 from helpers import tiny_config, tiny_task
 
-os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="disabled")
 NAMES = ("fedavg", "fedrp-subspace", "fedadmm", "fwc")
+
+
+@pytest.fixture(autouse=True)
+def _ray_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("USAGE_STATS_ENABLED", "0"),
+        ("ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),
+        ("AUTH_MODE", "disabled"),
+    ):
+        monkeypatch.setenv(f"RAY_{name}", value)
 
 
 @pytest.fixture

@@ -41,6 +41,9 @@ def forgetful(change: str) -> Algorithm:
             one.state.model[0] += 1
         return uploads
 
+    def keeps(local: Local, clients: Sequence[Participant]) -> list[Upload]:
+        return [upload._replace(state=ClientState(upload.vector)) for upload in client.round(local, clients)]
+
     def own(_local: Local, one: Participant) -> ClientState:
         return one.state
 
@@ -58,7 +61,7 @@ def forgetful(change: str) -> Algorithm:
         "one_client_gets_what_its_training_gave": dataclasses.replace(FEDAVG, server=shrinks),
         "a_lone_client_gets_what_its_training_gave": dataclasses.replace(FEDAVG, server=shrinks),
         "a_consensus_is_the_same_bits_everywhere": dataclasses.replace(
-            FEDAVG, client=dataclasses.replace(client, finish=own)
+            FEDAVG, client=dataclasses.replace(client, round=keeps, finish=own)
         ),
         "it_learns": dataclasses.replace(
             FEDAVG, server=dataclasses.replace(server, aggregate=lambda _c, _past, mean, _w: np.zeros_like(mean))
