@@ -1,6 +1,6 @@
 """Worker processes of this machine, forked from a server that has imported what they need.
 
-The fork server imports and computes nothing, so that what is forked from it is as good as new. It starts once:
+The fork server only imports, and computes nothing: what is forked from it is as good as new. It starts once:
 a command starts it before it imports torch itself, and both import side by side.
 """
 
