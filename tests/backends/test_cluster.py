@@ -58,8 +58,8 @@ def test_ray_finds_what_local_workers_find() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray
-@pytest.mark.parametrize("name", ["fedrp-subspace", "fedadmm"])
-def test_a_node_that_is_killed_in_a_round_changes_nothing(name: str) -> None:
+@pytest.mark.parametrize(("name", "killing"), [("fedrp-subspace", 3), ("fedadmm", 2)])  # hellos and keys come first
+def test_a_node_that_is_killed_in_a_round_changes_nothing(name: str, killing: int) -> None:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -71,7 +71,7 @@ def test_a_node_that_is_killed_in_a_round_changes_nothing(name: str) -> None:
 
         def tap(sent: Packets, replies: Packets) -> None:
             exchanges.append(len(sent))
-            if len(exchanges) == 3:  # the server has these replies; the round is not over where actors work next
+            if len(exchanges) == killing:  # the server has these replies; the round is not over where actors work next
                 lost = [psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)]
                 assert any("_Actor" in " ".join(process.cmdline()) for process in lost[1:])
                 for process in lost:
@@ -80,7 +80,7 @@ def test_a_node_that_is_killed_in_a_round_changes_nothing(name: str) -> None:
         found = simulate(
             tiny_config(name), tiny_task(), Speed(workers=2, backend="ray", address=cluster.address), tap=tap
         )
-        assert len(exchanges) > 3
+        assert len(exchanges) > killing
     finally:
         import ray
 
