@@ -80,7 +80,7 @@ ROWS = {
     "fedavg": Row("FedAvg, LeNet-5", BASE, 600),
     "sign": Row("`fedrp-subspace`, sign, m = 1,000, LeNet-5", changed(projection="sign", **SUBSPACE), 600),
     "gaussian": Row("`fedrp-subspace`, gaussian, m = 1,000, LeNet-5", changed(projection="gaussian", **SUBSPACE), 600),
-    "cnn": Row("FedAvg, cnn, CIFAR-10's shape", changed(model="cnn", clients=50), 64, CIFAR),
+    "cnn": Row("FedAvg, cnn, CIFAR-10's shape", changed(model="cnn", clients=50), 200, CIFAR),
     "resnet18": Row(
         "FedAvg, resnet18, CIFAR-10's shape, batch 32", changed(model="resnet18", clients=4, batch_size=32), 64, CIFAR
     ),
