@@ -64,20 +64,25 @@ def within(*parts: str) -> Callable[[Place], bool]:
     return lambda place: any(part in place.file for part in parts)
 
 
-def says(*words: str) -> Callable[[Place], bool]:
-    return lambda place: "/fedrp/learning/" in place.file and any(word in place.line for word in words)
+def in_engine(*words: str) -> Callable[[Place], bool]:
+    """A line of an engine that has one of these words."""
+    return lambda place: "/fedrp/engines/" in place.file and any(word in place.line for word in words)
+
+
+def in_function(*names: str) -> Callable[[Place], bool]:
+    return lambda place: "/fedrp/engines/" in place.file and place.function in names
 
 
 # The first rule that any line of a stack meets names it. Order matters: evaluation has a forward pass of its own.
 RULES: list[Rule] = [
     ("evaluation", within("/learning/evaluate.py")),
     ("waiting for workers", within("/backends/processes.py", "/multiprocessing/")),
-    ("projection", within("/fedrp/projection/", "/numba/")),
-    ("backward", lambda place: place.function == "backward" or "/torch/autograd/" in place.file),
-    ("forward", within("/torch/nn/modules/", "/torch/nn/functional.py")),
-    ("gathering batches", says("[batch", "batch_input(", "index_select(", "permutation(", ".gather(")),
-    ("optimiser", says("mul_(", "add_(", "sub_(", "_clipped(", "zero_(", "copy_(", "norm(")),
-    ("rest of training", within("/fedrp/learning/")),
+    ("projection", within("/fedrp/projection/")),
+    ("backward", in_engine("autograd.grad(", ".backward()")),
+    ("forward", in_engine("program(", "client_losses(", "model.module(", "model.loss(")),
+    ("gathering batches", in_function("batches", "_batches", "_window", "_side_by_side", "_padded")),
+    ("optimiser", in_function("advance", "clipped", "_norm")),
+    ("rest of training", within("/fedrp/engines/", "/fedrp/learning/")),
     ("encoding and aggregation", within("/fedrp/protocol/", "/fedrp/crypto/", "/fedrp/compression/")),
 ]
 REST = "rest"
