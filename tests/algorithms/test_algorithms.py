@@ -402,7 +402,7 @@ def test_a_clip_that_is_not_finite_is_refused(clip: float) -> None:
     config = resolved(tiny_config("fedavg-dp", clients=12, clip_quantile=0.5), PARAMETERS)
     with pytest.raises(ProtocolError, match=rf"names a clip of {clip:g}"):
         Clip(config).bound(np.full(3, clip, np.float32))
-    message = Message(Kind.AGGREGATE, bytes(16), 1, SERVER, np.full(3, clip, np.float32))
+    message = Message(Kind.AGGREGATE, bytes(4), 1, SERVER, np.full(3, clip, np.float32))
     with pytest.raises(WireError, match="not finite"):
         encode([message])
 

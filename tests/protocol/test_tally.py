@@ -29,7 +29,7 @@ def open_server(name: str, count: int, **changes: object) -> Server:
 
 def upload(server: Server, client: int, numbers: np.ndarray, mark: bytes = bytes(16)) -> bytes:
     weight = 1 if server.config.weighting == "uniform" else server.weights[client]
-    return wire.encode([Message(Kind.UPLOAD, server.run, 1, client, numbers, weight, server.tag, mark)])
+    return wire.encode([Message(Kind.UPLOAD, server.context, 1, client, numbers, weight, mark)])
 
 
 def streamed(server: Server, order: list[int], vectors: np.ndarray) -> np.ndarray:

@@ -147,7 +147,8 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     if not FAMILIES[family].same_bits:
         sketch = make_projection("sign", secret, model.size, min(_SKETCH_NUMBERS, model.size)).forward(model)
         shift = secret.derive("shift").keystream(4 * sketch.size).view("<u4") * 2.0**-32
-        data = np.floor(sketch / _SKETCH_GRID + shift).astype("<i8").tobytes()
+        steps = np.clip(sketch.astype(np.float64) / _SKETCH_GRID, -(2.0**62), 2.0**62)
+        data = np.floor(steps + shift).astype("<i8").tobytes()
     else:
         data = model.astype("<f4", copy=False).tobytes()
     # A key of its own: `secret` is one for HKDF, which is HMAC inside, and no key serves two purposes.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedrp.algorithms.client_side import Local, Participant, Step
 from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
 from fedrp.config.checks import require_choice
@@ -74,7 +75,7 @@ def opened_keys(view: View) -> Keys:
     for client, message in view.messages(Kind.SEALED):
         if client == insider.client:
             place = Place(
-                *(message.run, message.round, message.sender, client, message.projection),
+                *(view.public.run, message.round, message.sender, client, wire_tag(view.public.config)),
                 *(hellos[0], view.public.config.sealing),  # it said hello with the digest of its roster
             )
             keys[message.round] = insider.identity.open(message.payload.tobytes(), place)

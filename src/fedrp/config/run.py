@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedrp.config.checks import require, require_choice, require_types, setting
 from fedrp.errors import ConfigError
+from fedrp.types import MAX_CLIENTS, MAX_ROUNDS
 
 WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
@@ -186,7 +187,9 @@ def _check_data(config: RunConfig) -> None:
 
 
 def _check_federation(config: RunConfig) -> None:
-    _require_whole(config, "clients", "rounds")
+    for name, most in (("clients", MAX_CLIENTS), ("rounds", MAX_ROUNDS)):  # messages number no more of them
+        value = getattr(config, name)
+        require(1 <= value <= most, name, value, f"a whole number from 1 to {most:,}")
     for name in ("participation", "quorum"):
         value = getattr(config, name)
         require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")

@@ -17,6 +17,7 @@ ENVELOPE_BYTES = {
 }
 # Of a mask key as it is sent: the public key and the identity's signature.
 MASK_KEY_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
+MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # with its owner's number before it
 
 
 def split(data: bytes, size: int, count: int, what: str) -> list[bytes]:

@@ -24,7 +24,7 @@ def drive(grid: Grid, server: Server, folder: ServerFolder, pacing: Pacing, say:
     Raises:
         QuorumError: too few sites for too long. Nothing is lost: drive again with the same folder.
     """
-    carrier = GridCarrier(grid, server.run, server.tag, server.config.clients, pacing, say)
+    carrier = GridCarrier(grid, server.run, server.context, server.config.clients, pacing, say)
     folder.report({**_about(server), "finished": False})
     if server.round:
         say(f"going on after round {server.round}")

@@ -45,7 +45,7 @@ def hello(bench: Workbench, index: int, site: Site) -> bytes:
     if bench.config.secure_aggregation:
         signed = signed_mask_key(_mask_key(site, index), site.identity, bench.run, digest, index)
     payload = wire.raw(digest + signed)
-    return wire.encode([Message(Kind.HELLO, bench.run, 0, index, payload, weight_of(bench, site), bench.tag)])
+    return wire.encode([Message(Kind.HELLO, bench.context, 0, index, payload, weight_of(bench, site))])
 
 
 def _mask_key(site: Site, index: int) -> MaskKey:
@@ -200,7 +200,7 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         sent = _masker(bench, client, site, round_, context.cohort).masked(sent)
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
-    fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
+    fields = (bench.context, round_, client.index, sent, weight_of(bench, site), mark)
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
@@ -244,7 +244,7 @@ def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -
         raise ProtocolError(f"client {client.index} helped in another recovery of round {request.round}: refused")
     masker = _masker(bench, client, site, request.round, client.call)
     words = masker.correction(left_out, bench.upload_size)
-    correction = Message(Kind.CORRECTION, bench.run, request.round, client.index, words, 0, bench.tag)
+    correction = Message(Kind.CORRECTION, bench.context, request.round, client.index, words)
     return dataclasses.replace(client, left_out=left_out), correction
 
 
@@ -287,5 +287,5 @@ def _dealt(bench: Workbench, client: Client, site: Site, round_: int) -> tuple[C
     key = site.entropy.secret("round-key", round_)
     place = place_of(bench, round_, client.index, client.index)
     envelopes = seal_to_all(key, site.identity, bench.roster.keys, place)
-    deal = Message(Kind.DEAL, bench.run, round_, client.index, wire.raw(envelopes), 0, bench.tag)
+    deal = Message(Kind.DEAL, bench.context, round_, client.index, wire.raw(envelopes))
     return dataclasses.replace(client, dealt=round_), deal

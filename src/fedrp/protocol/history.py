@@ -1,8 +1,5 @@
 """What a packet tells a client of past rounds: aggregates, and rounds that were given up."""
 
-import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +8,6 @@ import numpy as np
 
 from fedrp.algorithms.mechanisms.base import Reach
 from fedrp.algorithms.mechanisms.pipeline import Pipeline
-from fedrp.config.run import Resolved
 from fedrp.errors import ProtocolError
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
@@ -81,14 +77,3 @@ def _largest(aggregate: Vector) -> float:
 def _norm(aggregate: Vector) -> float:
     parts = (aggregate[start : start + _CHUNK] for start in range(0, aggregate.size, _CHUNK))
     return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))
-
-
-def settings_digest(config: Resolved) -> bytes:
-    """32 bytes that stand for all settings: equal where two parties train, clip and mask alike.
-
-    Fractions count with six digits: defaults that machines compute for themselves may differ in the last one.
-    """
-    values = dataclasses.asdict(config.stored).items()
-    told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()

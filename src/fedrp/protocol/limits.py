@@ -2,10 +2,8 @@
 
 from fedrp.algorithms.servers import server_side
 from fedrp.config.run import Resolved
-from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES
+from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_ENTRY_BYTES, MASK_KEY_BYTES
 from fedrp.protocol.wire import Kind, Limit, Limits
-
-MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # a client's number and its signed mask key
 
 
 def from_server(config: Resolved, aggregate_size: int) -> Limits:

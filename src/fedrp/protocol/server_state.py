@@ -1,5 +1,6 @@
 """The server's state between two messages, and what all of its functions need of it."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -82,10 +83,10 @@ class Server:
         """The last round that has an aggregate; 0 for none."""
         return max(self.aggregates, default=0)
 
-    @property
-    def tag(self) -> int:
-        """The projection's code on the wire."""
-        return wire_tag(self.config)
+    @functools.cached_property
+    def context(self) -> bytes:
+        """What stands for this run and its projection in messages."""
+        return wire.context_of(self.run, wire_tag(self.config))
 
 
 def new_server(config: Resolved, run: bytes, upload_size: int) -> Server:
@@ -105,7 +106,7 @@ def read_one(server: Server, limits: Limits, client: int, packet: bytes) -> Repl
     try:
         messages = wire.decode(packet, limits)
         for message in messages:
-            if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
+            if (message.context, message.sender) != (server.context, client):
                 what = message.kind.name
                 raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
     except (WireError, ProtocolError) as error:
@@ -140,7 +141,7 @@ def next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> i
 
 def message_of(server: Server, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
     """A message of the server."""
-    return Message(kind, server.run, round_, SERVER, payload, projection=server.tag)
+    return Message(kind, server.context, round_, SERVER, payload)
 
 
 def only_message(reply: Reply, kind: Kind, client: int) -> Message:
