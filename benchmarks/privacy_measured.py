@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.backends.processes import ProcessBackend

@@ -14,9 +14,7 @@ from torch import nn
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_side import Participant, Step, own_normals
-from fedrp.algorithms.mechanisms.clip import Clip
-from fedrp.algorithms.mechanisms.fixed_point import FixedPoint
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, for_each, methods, require_used
 from fedrp.compression.grid import Scale
@@ -26,6 +24,8 @@ from fedrp.errors import ConfigError, DivergenceError, ProtocolError, WireError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import Examples
 from fedrp.means import weighted_sum
+from fedrp.mechanisms.clip import Clip
+from fedrp.mechanisms.fixed_point import FixedPoint
 from fedrp.privacy.events import Adjacency, Adversary
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.ledger import statements

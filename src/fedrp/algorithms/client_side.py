@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedrp.algorithms.mechanisms.base import Normals, Purpose
 from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
+from fedrp.mechanisms.base import Normals, Purpose
 from fedrp.projection.families import Projection
 from fedrp.types import NO_FINGERPRINT, Precise, Vector
 

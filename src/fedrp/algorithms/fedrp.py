@@ -96,7 +96,8 @@ def _releases(config: Resolved) -> list[Release]:
 
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
-    settings=EXCHANGE_SETTINGS | {"rho", "projection", "sealing", "ball", "sensitivity", "norm_floor"},
+    settings=EXCHANGE_SETTINGS
+    | {"rho", "projection", "bits_down", "bytes", "sealing", "ball", "sensitivity", "norm_floor"},
     delivers="client",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

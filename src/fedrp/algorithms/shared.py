@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fedrp.compression.coding import within_budget
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
@@ -19,7 +20,10 @@ SUMS_ONLY = (
 
 
 def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with a projection family; refuses an unknown one and a dimension that the model does not have."""
+    """The config with a projection family, and dimension and bits within a budget; refuses what the model has not."""
+    if config.bytes is not None:
+        dim, bits = within_budget(config.bytes, parameters)
+        config = dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits)
     if config.dim > parameters:
         raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
     family = config.projection or ("gaussian" if config.dim * parameters <= _GAUSSIAN_ENTRIES else "sign")

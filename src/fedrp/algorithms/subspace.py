@@ -8,7 +8,7 @@ Every client holds the same w. In round t, with the round's secret A:
 
 mu is `proximal` (||A' theta||^2 is about (n/m) ||theta||^2), beta is `server_momentum`. A client that missed rounds
 applies the missed (key, thetabar) pairs in order. With privacy asked for, theta_i is clipped and noised in its m
-dimensions (`fedrp.algorithms.mechanisms`).
+dimensions (`fedrp.mechanisms`).
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ def _releases(config: Resolved) -> list[Release]:
 
 SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
-    settings=AVERAGING_SETTINGS | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
+    settings=AVERAGING_SETTINGS | PRIVACY_SETTINGS | {"projection", "bits_down", "bytes", "sealing", "proximal"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

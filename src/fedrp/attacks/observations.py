@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.algorithms.client_side import Local, Participant, Step
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View

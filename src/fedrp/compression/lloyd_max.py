@@ -1,4 +1,4 @@
-"""Lloyd-Max centroids: the 2^b numbers that stand for a standard normal with the least mean squared error (Max 1960)."""
+"""Lloyd-Max centroids: the 2^b numbers that stand for a standard normal with the least squared error (Max 1960)."""
 
 import functools
 

@@ -20,6 +20,7 @@ _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each 
 _TRIMMED = "trimmed:"
 _SMALLEST_SHARE = 1e-6
 DEFAULT_QUORUM = 0.5
+_BITS = (*range(1, 9), 16, 32)  # of a number; fewer than one: not all of them are sent
 _LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
 
 
@@ -44,6 +45,9 @@ class RunConfig:
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
     dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str | None = setting(None, "projection family: {names}; default by size")
+    bits: float = setting(32.0, "bits of a number that a client sends: 1 to 8, 16, 32, or a fraction below 1")
+    bits_down: float = setting(32.0, "bits of a number that the server sends ({names})")
+    bytes: int | None = setting(None, "bytes of numbers each way, instead of dim, bits and bits_down ({names})")
     train_examples: int | None = setting(None, "use only this many training examples, drawn at random; default all")
     partition: str = setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = setting(1.0, "fraction of clients that take part in a round")
@@ -115,6 +119,7 @@ class Resolved(RunConfig):
     lr: float = 0.0
     rho: float = 0.0
     projection: str = ""
+    bytes: int = 0
     train_examples: int = 0  # 0: all
     quorum: float = DEFAULT_QUORUM
     server_momentum: float = 0.0
@@ -210,6 +215,10 @@ def _check_local_training(config: RunConfig) -> None:
 
 def _check_projection(config: RunConfig) -> None:
     _require_whole(config, "dim")
+    for name in ("bits", "bits_down"):
+        value = getattr(config, name)
+        require(0 < value < 1 or value in _BITS, name, value, "1 to 8, 16, 32, or a fraction between 0 and 1")
+    _require_whole(config, "bytes")
 
 
 def _check_privacy(config: RunConfig) -> None:
@@ -249,7 +258,7 @@ GROUPS = (
         ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
         _check_local_training,
     ),
-    Group("Projection", ("dim", "projection"), _check_projection),
+    Group("Size of messages", ("dim", "projection", "bits", "bits_down", "bytes"), _check_projection),
     Group(
         "Privacy",
         (

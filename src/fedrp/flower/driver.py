@@ -8,10 +8,10 @@ import os
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedrp.algorithms.cohort import Coins
 from fedrp.flower.carrier import GridCarrier, Say, troubles
 from fedrp.flower.messages import FINISH
 from fedrp.flower.settings import Pacing
+from fedrp.mechanisms.cohort import Coins
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import ClosedRound, begin, rounds
 from fedrp.protocol.server_state import Server

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
-from fedrp.algorithms.mechanisms.base import AtClient
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.mechanisms.base import AtClient
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.client_state import (
     Client,
@@ -159,7 +159,7 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
     state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
     memory = bench.algorithm.server.memory
-    past = past_rounds(bench.pipeline, bench.aggregate_size, inbox.messages, client.since, round_)
+    past = past_rounds(bench.pipeline, bench.run, bench.aggregate_size, inbox.messages, client.since, round_)
     keys = [opened_key(bench, client, site, step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
@@ -200,7 +200,9 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         sent = _masker(bench, client, site, round_, context.cohort).masked(sent)
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
-    fields = (bench.context, round_, client.index, sent, weight_of(bench, site), mark)
+    coding = bench.pipeline.upload_coding(bench.upload_size)
+    payload = coding.encode(sent, wire.place_of(bench.run, round_, client.index))
+    fields = (bench.context, round_, client.index, payload, weight_of(bench, site), mark, coding.width)
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"

@@ -12,7 +12,7 @@ import torch
 
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config.run import Resolved

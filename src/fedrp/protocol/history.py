@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms.mechanisms.base import Reach
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.errors import ProtocolError
+from fedrp.mechanisms.base import Reach
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import Vector
@@ -24,7 +24,9 @@ class Past(NamedTuple):
     aggregate: Vector | None
 
 
-def past_rounds(pipeline: Pipeline, size: int, inbox: Sequence[Message], since: int, round_: int) -> list[Past]:
+def past_rounds(
+    pipeline: Pipeline, run: bytes, size: int, inbox: Sequence[Message], since: int, round_: int
+) -> list[Past]:
     """What a client whose state is of round `since` applies before it takes part in `round_`.
 
     Where clients replay the history that is every round from `since` on that was not given up; elsewhere it is the
@@ -49,7 +51,7 @@ def past_rounds(pipeline: Pipeline, size: int, inbox: Sequence[Message], since: 
         elif past not in aggregates:
             raise ProtocolError(f"the aggregate of round {past} is missing")
         else:
-            aggregate = wire.vector(aggregates[past], size)
+            aggregate = wire.numbers(aggregates[past], pipeline.aggregate_coding(size), run)
             require_reachable(aggregate, pipeline.reach(past, size), past)
             rounds.append(Past(past, aggregate))
     return rounds

@@ -34,7 +34,8 @@ def packets_with_news(
 def _outcome(server: Server, past: int) -> Message:
     """What became of a round."""
     if past in server.aggregates:
-        return message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
+        sent = message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
+        return dataclasses.replace(sent, width=server.aggregate_coding.width)
     return message_of(server, Kind.VOID, past)
 
 

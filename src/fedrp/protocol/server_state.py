@@ -5,16 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
+from fedrp.compression.coding import Coding
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Limits, Message, Payload
-from fedrp.types import Packets, Vector
+from fedrp.types import Packets
 
 
 class Reply(NamedTuple):
@@ -63,7 +64,7 @@ class Server:
     weights: tuple[int, ...] = ()  # per client, as it said hello; 0 for those who have not
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
     differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
-    aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
+    aggregates: Mapping[int, Payload] = field(default_factory=dict)  # as sent, of rounds that someone may still need
     dealt: Mapping[int, Dealt] = field(default_factory=dict)
     mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
     complaints: tuple[Complaint, ...] = ()  # that a round was given up for
@@ -82,6 +83,11 @@ class Server:
     def latest(self) -> int:
         """The last round that has an aggregate; 0 for none."""
         return max(self.aggregates, default=0)
+
+    @property
+    def aggregate_coding(self) -> Coding:
+        """How aggregates are written. They have as many numbers as uploads."""
+        return self.pipeline.aggregate_coding(self.upload_size)
 
     @functools.cached_property
     def context(self) -> bytes:

@@ -7,6 +7,8 @@ the payload:
     version B | kind B | dtype B | context 4s | round H | sender 3s | weight I | count I | fingerprint 4s | crc32 I |
     payload (count items)
 
+The dtype is that of an item, or 128 + b where the payload is bytes that hold packed numbers of b bits.
+
 Header fields catch accidents: a mix-up of runs or projections (context), copies that differ (fingerprint), bytes that
 were altered (crc32). Whoever lies can choose them all. What holds against liars is bound to the whole run id elsewhere:
 envelopes, mask keys, masks and transcripts.
@@ -23,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedrp.compression.coding import Coding, Numbers
 from fedrp.errors import WireError
 from fedrp.types import FINGERPRINT_BYTES, MAX_CLIENTS, MAX_COUNT, NO_FINGERPRINT
 
@@ -37,6 +40,7 @@ _HEADER = struct.Struct("<BBB4sH3sII4sI")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = HEADER_BYTES - 4
 _DTYPES: dict[int, np.dtype[np.generic]] = {0: np.dtype("u1"), 1: np.dtype("<f4"), 2: np.dtype("<u4")}
+_PACKED, _MOST_WIDTH = 0x80, 32
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 Payload = npt.NDArray[np.generic]
@@ -79,6 +83,7 @@ class Message:
     payload: Payload
     weight: int = 0
     fingerprint: bytes = NO_FINGERPRINT
+    width: int = 0  # bits of the numbers that are packed into a payload of bytes; 0 where it has items
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
@@ -87,7 +92,7 @@ class Message:
 
     def _fields(self) -> tuple[object, ...]:
         payload = (self.payload.dtype, self.payload.tobytes())
-        header = (self.kind, self.context, self.round, self.sender, self.weight, self.fingerprint)
+        header = (self.kind, self.context, self.round, self.sender, self.weight, self.fingerprint, self.width)
         return header + payload
 
 
@@ -120,6 +125,10 @@ def encode(messages: Iterable[Message]) -> bytes:
         _require_finite(payload)
         body = payload.view(np.uint8).data
         code = _DTYPE_CODES[payload.dtype]
+        if message.width:
+            if payload.dtype != np.uint8 or not 0 < message.width <= _MOST_WIDTH:
+                raise WireError(f"cannot send packed numbers of {message.width} bits as {payload.dtype}")
+            code = _PACKED | message.width
         try:
             sender = message.sender.to_bytes(3, "little")
             fields = (message.kind, code, message.context, message.round, sender, message.weight, payload.size)
@@ -188,6 +197,8 @@ def _decode_one(packet: memoryview, start: int) -> tuple[Message, int]:
         if version > 0xF or version == VERSION:
             raise WireError("not a fedrp message")
         raise WireError(f"message of version {version}, this is version {VERSION}: upgrade both sides")
+    width = dtype_code ^ _PACKED if dtype_code & _PACKED else 0
+    dtype_code = 0 if 0 < width <= _MOST_WIDTH else dtype_code
     if dtype_code not in _DTYPES or kind not in Kind.__members__.values() or count >= MAX_COUNT:
         raise WireError("message header is not valid")
     dtype = _DTYPES[dtype_code]
@@ -200,7 +211,7 @@ def _decode_one(packet: memoryview, start: int) -> tuple[Message, int]:
     payload = np.frombuffer(body, dtype)
     _require_finite(payload)
     sent_by = int.from_bytes(sender, "little")
-    return Message(Kind(kind), context, round_, sent_by, payload, weight, fingerprint), start + end
+    return Message(Kind(kind), context, round_, sent_by, payload, weight, fingerprint, width), start + end
 
 
 def _require_finite(payload: Payload) -> None:
@@ -220,11 +231,16 @@ def vector(message: Message, length: int) -> npt.NDArray[np.float32]:
     return message.payload.view(np.float32)
 
 
-def words(message: Message, length: int) -> npt.NDArray[np.uint32]:
-    """The payload of whole numbers of a message, refused unless it has exactly `length` of them."""
-    if message.payload.dtype != np.dtype("<u4") or message.payload.size != length:
-        raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} uint32")
-    return message.payload.view(np.uint32)
+def numbers(message: Message, coding: Coding, run: bytes) -> Numbers:
+    """The numbers that the payload of a message stands for, refused unless it is of this code."""
+    if message.width != coding.width:
+        raise WireError(f"{message.kind.name} has numbers of {message.width} bits, expected {coding.width}")
+    return coding.decode(message.payload, place_of(run, message.round, message.sender))
+
+
+def place_of(run: bytes, round_: int, sender: int) -> bytes:
+    """What the public randomness of a message's code belongs to."""
+    return run + struct.pack("<II", round_, sender)
 
 
 def sizes(packet: bytes) -> dict[Kind, int]:
@@ -233,7 +249,7 @@ def sizes(packet: bytes) -> dict[Kind, int]:
     start = 0
     while start < len(packet):
         _, kind, dtype_code, *_, count, _, _ = _HEADER.unpack_from(packet, start)
-        size = HEADER_BYTES + count * _DTYPES[dtype_code].itemsize
+        size = HEADER_BYTES + count * (1 if dtype_code & _PACKED else _DTYPES[dtype_code].itemsize)
         counts[Kind(kind)] = counts.get(Kind(kind), 0) + size
         start += size
     return counts

@@ -3,12 +3,12 @@
 import hashlib
 from dataclasses import dataclass
 
-from fedrp.algorithms.cohort import Coins
 from fedrp.config.run import RunConfig
 from fedrp.crypto.roster import Entry, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Examples
+from fedrp.mechanisms.cohort import Coins
 from fedrp.protocol.client_state import Site
 from fedrp.protocol.wire import RUN_ID_BYTES
 from fedrp.rng import RunSeed

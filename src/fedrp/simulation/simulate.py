@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.backends.choice import open_backend
@@ -33,6 +32,7 @@ from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from fedrp.algorithms.client_side import Local, Participant, Step, Upload, own_normals
-from fedrp.algorithms.mechanisms.base import AtClient
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.config.checks import require_choice
@@ -29,6 +28,7 @@ from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.means import weighted_sum
+from fedrp.mechanisms.base import AtClient
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import Projection, make_projection
 from fedrp.rng import RunSeed
