@@ -135,7 +135,7 @@ def test_fwc_sends_no_bytes(task: Task) -> None:
 @pytest.mark.parametrize("name", ["fedrp", "fedrp-subspace"])
 def test_projected_algorithms_send_m_numbers(name: str, task: Task) -> None:
     result = simulate(tiny_config(name, dim=20), task).as_json()
-    assert result["bytes_up"] == 60 + 4 * 20
+    assert result["bytes_up"] == 28 + 4 * 20
 
 
 def test_fedadmm_sends_what_its_equations_say() -> None:

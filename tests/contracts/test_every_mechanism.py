@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp import RunConfig
-from fedrp.algorithms import mechanisms
+from fedrp import mechanisms
 from fedrp.algorithms.client_side import own_normals
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only
@@ -22,6 +22,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.mechanisms.clip import Clip
+from fedrp.mechanisms.difference import Difference
 from fedrp.mechanisms.fixed_point import FixedPoint
 from fedrp.mechanisms.noise import Noise, grid_step
 
@@ -63,6 +64,7 @@ EVERY: dict[str, Mechanism] = {
     "local noise": noise_of(dp_noise="local"),
     "noise on votes": noise_of(**ADAPTIVE),
     "no noise": noise_of(noise_multiplier=0.0),
+    "difference": Difference(),
     "fixed point": fixed_point_of(),
     "fixed point after noise": fixed_point_after_noise(),
 }

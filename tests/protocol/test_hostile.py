@@ -289,7 +289,7 @@ def test_mask_keys_cost_nothing_after_the_first_round() -> None:
     for round_ in range(1, 4):
         packets, bare = run.open(), plain.open()
         grown = max(len(packets[c]) - len(bare[c]) for c in packets)
-        assert grown == (8 * 5 + (60 + 5 * 100 if round_ == 1 else 0))  # the list of participants, and the keys once
+        assert grown == (8 * 5 + (28 + 5 * 100 if round_ == 1 else 0))  # the list of participants, and the keys once
         replies, others = run.deliver(packets), plain.deliver(bare)
         assert [len(reply) for reply in replies.values()] == [len(reply) for reply in others.values()]
         run.close(replies)
