@@ -43,6 +43,7 @@ class RunConfig:
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
     dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str | None = setting(None, "projection family: {names}; default by size")
+    rotation: str | None = setting(None, "secret rotation of what is sent: {names}; default by algorithm and size")
     train_examples: int | None = setting(None, "use only this many training examples, drawn at random; default all")
     partition: str = setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = setting(1.0, "fraction of clients that take part in a round")
@@ -114,6 +115,7 @@ class Resolved(RunConfig):
     lr: float = 0.0
     rho: float = 0.0
     projection: str = ""
+    rotation: str = ""
     train_examples: int = 0  # 0: all
     quorum: float = DEFAULT_QUORUM
     server_momentum: float = 0.0
@@ -246,7 +248,7 @@ GROUPS = (
         ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
         _check_local_training,
     ),
-    Group("Projection", ("dim", "projection"), _check_projection),
+    Group("Projection", ("dim", "projection", "rotation"), _check_projection),
     Group(
         "Privacy",
         (
