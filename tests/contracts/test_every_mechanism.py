@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp import RunConfig
-from fedrp import mechanisms
+from fedrp import RunConfig, mechanisms
 from fedrp.algorithms.client_side import own_normals
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only

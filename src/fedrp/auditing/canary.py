@@ -37,6 +37,7 @@ from fedrp.privacy.events import Adversary, Event
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client, Site, Workbench
@@ -255,11 +256,14 @@ class Mechanism:
         def project(key: SecretKey) -> Projection:
             return make_projection(config.projection, key, self.parameters, config.dim)
 
+        def rotate(key: SecretKey) -> Rotation:
+            return make_rotation(config.rotation, key, config.dim)
+
         def initial(key: SecretKey | None) -> Vector:
             return public if key is None else drawn_initial(template, laws, key)
 
         trainer = CanaryTrainer(model, inside, config.algorithm == "fedrp")
-        return Workbench(config, _RUN, _roster(seed, config.clients), trainer, project, initial)
+        return Workbench(config, _RUN, _roster(seed, config.clients), trainer, project, rotate, initial)
 
 
 @functools.lru_cache(maxsize=4)

@@ -45,6 +45,7 @@ class RunConfig:
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
     dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str | None = setting(None, "projection family: {names}; default by size")
+    rotation: str | None = setting(None, "secret rotation of what is sent: {names}; default by algorithm and size")
     bits: float = setting(32.0, "bits of a number that a client sends: 1 to 8, 16, 32, or a fraction below 1")
     bits_down: float = setting(32.0, "bits of a number that the server sends ({names})")
     bytes: int | None = setting(None, "bytes of numbers each way, instead of dim, bits and bits_down ({names})")
@@ -119,6 +120,7 @@ class Resolved(RunConfig):
     lr: float = 0.0
     rho: float = 0.0
     projection: str = ""
+    rotation: str = ""
     bytes: int = 0
     train_examples: int = 0  # 0: all
     quorum: float = DEFAULT_QUORUM
@@ -258,7 +260,7 @@ GROUPS = (
         ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
         _check_local_training,
     ),
-    Group("Size of messages", ("dim", "projection", "bits", "bits_down", "bytes"), _check_projection),
+    Group("Size of messages", ("dim", "projection", "rotation", "bits", "bits_down", "bytes"), _check_projection),
     Group(
         "Privacy",
         (

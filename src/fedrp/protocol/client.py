@@ -121,7 +121,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 
     key = opened_key(bench, works[0].client, works[0].site, round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
-    local = Local(config, key, bench.project, train, bench.trainer.model.device)
+    local = Local(config, key, bench.project, bench.rotate, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
@@ -275,7 +275,8 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)
-    return bench.algorithm.client.finish(Local(bench.config, None, bench.project, _no_training), plan.participant)
+    local = Local(bench.config, None, bench.project, bench.rotate, _no_training)
+    return bench.algorithm.client.finish(local, plan.participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:

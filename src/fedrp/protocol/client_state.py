@@ -29,6 +29,7 @@ from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_server
 from fedrp.protocol.wire import Kind, Limits, Message
@@ -90,6 +91,7 @@ class Workbench:
     roster: Roster  # pinned: nothing that the server says can change it
     trainer: Trainer
     project: Callable[[SecretKey], Projection]  # the matrix of a round key
+    rotate: Callable[[SecretKey], Rotation]  # and its rotation
     initial: Callable[[SecretKey | None], Vector]  # the first model, from the initial secret or the public seed
 
     @property
@@ -154,11 +156,15 @@ def make_workbench(
     def project(key: SecretKey) -> Projection:
         return make_projection(config.projection, key, size, config.dim, projection_memory)
 
+    @functools.lru_cache(maxsize=2)
+    def rotate(key: SecretKey) -> Rotation:
+        return make_rotation(config.rotation, key, config.dim)
+
     @functools.lru_cache(maxsize=1)
     def initial(key: SecretKey | None) -> Vector:
         return public_initial(factory, seed) if key is None else secret_initial(factory, key)
 
-    return Workbench(config, run, roster, trainer, project, initial)
+    return Workbench(config, run, roster, trainer, project, rotate, initial)
 
 
 def weight_of(bench: Workbench, site: Site) -> int:

@@ -34,7 +34,7 @@ from fedrp.protocol.server_state import (
 )
 from fedrp.protocol.tally import Tally, complaints_of, is_lost, received_of, total_of
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Payload
-from fedrp.types import Packets, Vector, Words
+from fedrp.types import Packets, Words
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
 
@@ -218,22 +218,16 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
         divisor = pipeline.divisor or weight
         numbers = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
         certified = certificate(each) if certificate else None
-    past = [decoded(server, r, server.aggregates[r]) for r in sorted(server.aggregates, reverse=True)[:2]]
+    past = [server.decoded(r, server.aggregates[r]) for r in sorted(server.aggregates, reverse=True)[:2]]
     aggregate = pipeline.aggregate(past, numbers, weight, call)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     payload = server.aggregate_coding.encode(aggregate, wire.place_of(server.run, round_, SERVER))
     try:  # clients would refuse it
-        require_reachable(decoded(server, round_, payload), pipeline.reach(round_, aggregate.size), round_)
+        require_reachable(server.decoded(round_, payload), pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))
     return _Outcome(payload, certified)
-
-
-def decoded(server: Server, round_: int, payload: Payload) -> Vector:
-    """The aggregate of a round, as every client reads it."""
-    aggregate: Vector = server.aggregate_coding.decode(payload, wire.place_of(server.run, round_, SERVER))
-    return aggregate
 
 
 def _unmasked(server: Server, tally: Tally, uploads: frozenset[int]) -> Words:

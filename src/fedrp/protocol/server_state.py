@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
-from fedrp.compression.coding import Coding
+from fedrp.compression.coding import Coding, Numbers
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
@@ -88,6 +88,10 @@ class Server:
     def aggregate_coding(self) -> Coding:
         """How aggregates are written. They have as many numbers as uploads."""
         return self.pipeline.aggregate_coding(self.upload_size)
+
+    def decoded(self, round_: int, aggregate: Payload) -> Numbers:
+        """The aggregate of a round, as every client reads it."""
+        return self.aggregate_coding.decode(aggregate, wire.place_of(self.run, round_, SERVER))
 
     @functools.cached_property
     def context(self) -> bytes:

@@ -31,6 +31,7 @@ from fedrp.means import weighted_sum
 from fedrp.mechanisms.base import AtClient
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import simulate
 from fedrp.testing.problems import TinyNet, blobs
@@ -90,8 +91,11 @@ class Round:
         def project(key: SecretKey) -> Projection:
             return make_projection(self.config.projection, key, PARAMETERS, self.config.dim)
 
+        def rotate(key: SecretKey) -> Rotation:
+            return make_rotation(self.config.rotation, key, self.config.dim)
+
         key = KEYS[round_] if self.secret else None
-        return Local(config=self.config, key=key, project=project, train=train)
+        return Local(config=self.config, key=key, project=project, rotate=rotate, train=train)
 
     def newcomers(self) -> list[Participant]:
         """The clients before the first round."""
