@@ -93,7 +93,7 @@ def view(task: Task, seed: int, adam: bool = False, **changes: object) -> np.nda
     federation.round()
     uploads = [m for packet in federation.received for m in wire.messages_of(wire.decode(packet), Kind.UPLOAD)]
     by_client = sorted(uploads, key=lambda message: message.sender)
-    return np.stack([wire.vector(message, DIM) for message in by_client], axis=1).astype(np.float64)
+    return np.stack([message.payload for message in by_client], axis=1).astype(np.float64)
 
 
 def views(task: Task, first_seed: int, **options: object) -> np.ndarray:

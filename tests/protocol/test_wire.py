@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedrp.compression.coding import Plain
 from fedrp.errors import WireError
 from fedrp.protocol import wire
 from fedrp.protocol.wire import HEADER_BYTES, Kind, Message
@@ -190,10 +191,10 @@ def test_runs_and_projections_have_contexts_of_their_own() -> None:
 
 
 def test_a_vector_must_have_the_expected_length_and_type() -> None:
-    assert wire.vector(upload(), 3).tolist() == [1.0, -2.5, 3.0]
+    assert wire.numbers(upload(), Plain(3), bytes(16)).tolist() == [1.0, -2.5, 3.0]
     for message, length in [(upload(), 2), (upload(), 4), (dataclasses.replace(upload(), payload=wire.raw(b"abc")), 3)]:
         with pytest.raises(WireError, match="expected"):
-            wire.vector(message, length)
+            wire.numbers(message, Plain(length), bytes(16))
 
 
 @given(st.lists(messages, max_size=5))

@@ -24,6 +24,7 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
+from fedrp.compression.coding import Coding
 from fedrp.config.checks import require, require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.roster import Roster
@@ -239,13 +240,13 @@ class Mechanism:
         # With the same secrets, what is under the masks is what would be sent without them.
         bare = dataclasses.replace(config, secure_aggregation=False)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
-        server = begin(server, carrier, store, config.clients)
+        server, up = begin(server, carrier, store, config.clients), server.pipeline.upload_coding(size)
         for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
             if not config.secure_aggregation:
                 heard = carrier.heard
-                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in heard.items()})
+                run.uploads.append({client: _numbers(reply, Kind.UPLOAD, up) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
-            run.aggregates.append(_payload(news, Kind.AGGREGATE, size, closed.server.round))
+            run.aggregates.append(_numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round))
         return run
 
     def _bench(self, inside: bool, seed: int) -> Workbench:
@@ -282,9 +283,9 @@ def _site(seed: int, client: int) -> Site:
     return simulated_site(RunSeed(seed), client, _NOBODY)
 
 
-def _payload(packet: bytes, kind: Kind, size: int, round_: int | None = None) -> Vector:
+def _numbers(packet: bytes, kind: Kind, coding: Coding, round_: int | None = None) -> Vector:
     messages = [m for m in wire.messages_of(wire.decode(packet), kind) if round_ in (None, m.round)]
-    return wire.vector(messages[-1], size)
+    return wire.numbers(messages[-1], coding, _RUN)
 
 
 # --- what an adversary makes of it ---------------------------------------------------------------------------------

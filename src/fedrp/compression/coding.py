@@ -1,5 +1,6 @@
 """How the numbers of an upload or an aggregate are written into a payload: float32, words for masks, or few bits."""
 
+import struct
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,6 +94,11 @@ class Halves:
         if not np.isfinite(result).all():
             raise WireError("payload holds values that are not finite")
         return result
+
+
+def place_of(run: bytes, round_: int, sender: int) -> bytes:
+    """What the public randomness of a message's code belongs to."""
+    return run + struct.pack("<II", round_, sender)
 
 
 def coding_of(size: int, bits: float) -> Coding:

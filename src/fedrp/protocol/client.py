@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
+from fedrp.compression import coding as codes
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
@@ -201,7 +202,7 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
     coding = bench.pipeline.upload_coding(bench.upload_size)
-    payload = coding.encode(sent, wire.place_of(bench.run, round_, client.index))
+    payload = coding.encode(sent, codes.place_of(bench.run, round_, client.index))
     fields = (bench.context, round_, client.index, payload, weight_of(bench, site), mark, coding.width)
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.

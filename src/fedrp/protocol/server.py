@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedrp.compression.coding import place_of
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.means import divided, trimmed_mean
@@ -222,7 +223,7 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
     aggregate = pipeline.aggregate(past, numbers, weight, call)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
-    payload = server.aggregate_coding.encode(aggregate, wire.place_of(server.run, round_, SERVER))
+    payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
     try:  # clients would refuse it
         require_reachable(server.decoded(round_, payload), pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
-from fedrp.compression.coding import Coding, Numbers
+from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
@@ -91,7 +91,7 @@ class Server:
 
     def decoded(self, round_: int, aggregate: Payload) -> Numbers:
         """The aggregate of a round, as every client reads it."""
-        return self.aggregate_coding.decode(aggregate, wire.place_of(self.run, round_, SERVER))
+        return self.aggregate_coding.decode(aggregate, place_of(self.run, round_, SERVER))
 
     @functools.cached_property
     def context(self) -> bytes:

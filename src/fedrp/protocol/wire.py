@@ -9,9 +9,7 @@ the payload:
 
 The dtype is that of an item, or 128 + b where the payload is bytes that hold packed numbers of b bits.
 
-Header fields catch accidents: a mix-up of runs or projections (context), copies that differ (fingerprint), bytes that
-were altered (crc32). Whoever lies can choose them all. What holds against liars is bound to the whole run id elsewhere:
-envelopes, mask keys, masks and transcripts.
+Header fields catch accidents. What holds against liars is bound to the whole run id: envelopes, masks, transcripts.
 """
 
 import enum
@@ -25,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.compression.coding import Coding, Numbers
+from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.errors import WireError
 from fedrp.types import FINGERPRINT_BYTES, MAX_CLIENTS, MAX_COUNT, NO_FINGERPRINT
 
@@ -224,23 +222,11 @@ def messages_of(messages: Iterable[Message], kind: Kind) -> list[Message]:
     return [message for message in messages if message.kind is kind]
 
 
-def vector(message: Message, length: int) -> npt.NDArray[np.float32]:
-    """The float payload of a message, refused unless it has exactly `length` numbers."""
-    if message.payload.dtype != np.dtype("<f4") or message.payload.size != length:
-        raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} float32")
-    return message.payload.view(np.float32)
-
-
 def numbers(message: Message, coding: Coding, run: bytes) -> Numbers:
     """The numbers that the payload of a message stands for, refused unless it is of this code."""
     if message.width != coding.width:
         raise WireError(f"{message.kind.name} has numbers of {message.width} bits, expected {coding.width}")
     return coding.decode(message.payload, place_of(run, message.round, message.sender))
-
-
-def place_of(run: bytes, round_: int, sender: int) -> bytes:
-    """What the public randomness of a message's code belongs to."""
-    return run + struct.pack("<II", round_, sender)
 
 
 def sizes(packet: bytes) -> dict[Kind, int]:
