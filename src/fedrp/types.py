@@ -16,6 +16,7 @@ FINGERPRINT_BYTES = 4
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
 MAX_CLIENTS = 2**24 - 2  # a sender has three bytes in a message's header, and the highest number is the server's
 MAX_ROUNDS = 2**16 - 1
+KEY_BYTES = 32  # of a secret
 MAX_COUNT = 2**31  # numbers in a message, at most
 
 

@@ -224,7 +224,7 @@ def test_an_aggregate_of_the_wrong_length_is_refused(name: str) -> None:
     run = Federation(tiny_config(name))
     run.round()
     packet = altered(run.open()[1], Kind.AGGREGATE, payload=np.ones(5, np.float32))
-    refused(run, 1, packet, WireError, "5 numbers, expected")
+    refused(run, 1, packet, WireError, "5 numbers of type float32, expected")
 
 
 def test_noise_on_the_line_is_refused() -> None:

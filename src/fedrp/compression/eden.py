@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fedrp.compression.lloyd_max import centroids, thresholds
 from fedrp.compression.packing import Bytes, pack, packed_bytes, unpack
@@ -45,7 +46,7 @@ class Eden:
 
     def encode(self, vector: Vector, place: bytes) -> Bytes:
         """A payload that stands for the vector, spread with the public randomness of a place."""
-        x = self._chosen(spread(vector, place), place)
+        x = spread(vector, place)[self._indices(place)]
         length = math.sqrt(_dot(vector, vector))
         if not length:
             return np.zeros(self.nbytes, np.uint8)
@@ -66,24 +67,23 @@ class Eden:
         if not (np.isfinite(scale) and scale >= 0):
             raise WireError(f"a quantised vector has a scale of {scale}: expected a finite number of at least 0")
         codes = unpack(payload[SCALE_BYTES:], self.width, self._kept)
-        values = centroids(self.width)[codes] * scale
-        if not np.isfinite(values).all():
-            raise WireError("a quantised vector holds values that are not finite")
-        if self._kept == self.size:
-            return gathered(values, place)
         whole = np.zeros(self.size, np.float32)
-        whole[self._indices(place)] = values
-        return gathered(whole, place)
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole[self._indices(place)] = centroids(self.width)[codes] * scale
+            result = gathered(whole, place)
+        if not np.isfinite(result).all():
+            raise WireError("a quantised vector holds values that are not finite")
+        return result
 
     @property
     def _kept(self) -> int:
         """How many coordinates are sent."""
         return self.size if self.bits >= 1 else max(1, round(self.bits * self.size))
 
-    def _chosen(self, x: Vector, place: bytes) -> Vector:
-        return x if self._kept == self.size else x[self._indices(place)]
-
-    def _indices(self, place: bytes) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+    def _indices(self, place: bytes) -> npt.NDArray[np.intp] | slice:
+        """Which coordinates are sent."""
+        if self._kept == self.size:
+            return slice(None)
         order = np.argsort(public_words(b"kept|" + place, self.size), kind="stable")
         return np.sort(order[: self._kept])
 

@@ -1,8 +1,8 @@
 """How long keys, envelopes and signatures are: what a party that holds no key may know of them."""
 
 from fedrp.errors import ProtocolError
+from fedrp.types import KEY_BYTES as KEY_BYTES
 
-KEY_BYTES = 32
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 DIGEST_BYTES = 32
