@@ -146,7 +146,7 @@ def uploads(server: Server) -> Iterator[tuple[int, bytes]]:
     """Every participant's encoded upload, made when it is asked for."""
     pool = np.random.default_rng(0).standard_normal((POOL, server.upload_size), np.float32)
     for client in server.participants:
-        message = Message(Kind.UPLOAD, server.run, 1, client, pool[client % POOL], 1, server.tag)
+        message = Message(Kind.UPLOAD, server.context, 1, client, pool[client % POOL], 1)
         yield client, wire.encode([message])
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.backends.processes import ProcessBackend
@@ -88,7 +88,7 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     carrier = SimulatedCarrier.of(server, clients)
     server = begin(server, carrier, NoStore(), config.clients)
     for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):
-        sent = [wire.vector(wire.messages_of(wire.decode(r), Kind.UPLOAD)[0], size) for r in replies.values()]
+        sent = [wire.messages_of(wire.decode(r), Kind.UPLOAD)[0].payload for r in replies.values()]
         models = clients.final_models(dict(server_side.finish(closed.server, tuple(replies))))
         seen = (np.stack(vectors).astype(np.float64) for vectors in (sent, list(models.values())))
         yield Seen(closed.server.round, *seen)

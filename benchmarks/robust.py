@@ -112,7 +112,7 @@ def hostile_wire(config: RunConfig, attack: str) -> Tap | None:
         if message.kind is not wire.Kind.UPLOAD:
             return message
         rng = seed.generator("attack", message.round, message.sender)
-        vector = wire.vector(message, message.payload.size)
+        vector = message.payload.view(np.float32)
         return dataclasses.replace(message, payload=changed(attack, vector, rng))
 
     def tap(_sent: Packets, replies: Packets) -> None:

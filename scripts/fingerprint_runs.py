@@ -18,7 +18,7 @@ import torch
 import fedrp
 from fedrp.algorithms.table import methods
 
-_HEADER = struct.Struct("<3sBBBH16sIIII16sI")
+_HEADER = struct.Struct("<BBB4sH3sII4sI")
 _ITEM = {0: 1, 1: 4, 2: 4}  # bytes, by the code of a payload's type
 _SEALED_KINDS = (4, 5)  # DEAL, SEALED
 VARIANTS: dict[str, dict[str, object]] = {
@@ -34,8 +34,8 @@ def settled_bytes(packet: bytes) -> bytes:
     parts, start = [], 0
     while start < len(packet):
         fields = _HEADER.unpack_from(packet, start)
-        end = start + _HEADER.size + fields[9] * _ITEM[fields[3]]
-        sealed = fields[2] in _SEALED_KINDS
+        end = start + _HEADER.size + fields[7] * _ITEM[fields[2]]
+        sealed = fields[1] in _SEALED_KINDS
         parts.append(packet[start : start + _HEADER.size - 4] if sealed else packet[start:end])
         start = end
     return b"".join(parts)

@@ -28,6 +28,7 @@ ROOMS = {
     "stacking": "many models computed as one",
     "learning": "one client's data and model",
     "engines": "local training, of one client or of several as one",
+    "mechanisms": "what happens to an update on its way: clip, noise, whole numbers",
     "algorithms": "what is computed and what is released",
     "protocol": "bytes in, bytes out",
     "storage": "what survives a crash",

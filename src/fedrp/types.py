@@ -10,8 +10,13 @@ Precise = npt.NDArray[np.float64]  # the same, before it is rounded
 Words = npt.NDArray[np.uint32]  # an upload as whole numbers modulo 2^32
 Packets = dict[int, bytes]  # client -> packet
 
-FINGERPRINT_BYTES = 16  # of the mark in a message's header
+# Of the mark in a message's header, by which the server finds honest clients whose copies differ. Two that differ have
+# the same by accident once in 2^32; more bytes would not stop a liar, who can copy the mark of another client.
+FINGERPRINT_BYTES = 4
 NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+MAX_CLIENTS = 2**24 - 2  # a sender has three bytes in a message's header, and the highest number is the server's
+MAX_ROUNDS = 2**16 - 1
+KEY_BYTES = 32  # of a secret
 MAX_COUNT = 2**31  # numbers in a message, at most
 
 

@@ -87,11 +87,12 @@ def test_one_upload_of_a_known_start_tells_the_matrix_where_rows_are_short(
 WHY = r"projection='sign' with dim=12 is not safe for a model that starts from given .*\(100% .*n/m = 6.92 is below 24"
 
 
-def test_a_run_whose_matrix_a_given_start_would_tell_is_refused_with_two_ways_out() -> None:
+def test_a_run_whose_matrix_a_given_start_would_tell_is_refused_with_ways_out() -> None:
     config = tiny_config("fedrp", projection="sign")
-    with pytest.raises(ConfigError, match=rf"^{WHY}; use --projection gaussian, or --dim 3 at most$"):
+    ways = "use --projection gaussian, or --rotation haar, or --dim 3 at most"
+    with pytest.raises(ConfigError, match=rf"^{WHY}; {ways}$"):
         simulate(config, given_task())
-    for way_out in ({"projection": "gaussian"}, {"dim": 3}):
+    for way_out in ({"projection": "gaussian"}, {"rotation": "haar"}, {"dim": 3}):
         assert simulate(dataclasses.replace(config, **way_out), given_task()).accuracy > 0
 
 

@@ -29,6 +29,7 @@ from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline, statements
 from fedrp.privacy.projection_mechanism import exact_epsilon
 from fedrp.projection.families import make_projection
+from fedrp.projection.rotation import make_rotation
 from helpers import Federation, TinyNet, tiny_config, tiny_task
 
 PARAMETERS = 83
@@ -66,7 +67,11 @@ def world(config: RunConfig, start: np.ndarray, results: list[np.ndarray]) -> li
             return make_projection("gaussian", round_key, PARAMETERS, config.dim)
 
         client = Participant(state, [Step(key(round_ - 1), aggregate)])
-        (upload,) = FEDRP.client.round(Local(config, key(round_), project, train), [client])
+
+        def rotate(round_key: SecretKey) -> object:
+            return make_rotation(config.rotation, round_key, config.dim)
+
+        (upload,) = FEDRP.client.round(Local(config, key(round_), project, rotate, train), [client])
         state, aggregate = upload.state, upload.vector
         seen.append((state.model, upload.vector))
     return seen

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp import RunConfig, simulate
-from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, for_each
 from fedrp.errors import ConfigError, QuorumError
 from fedrp.flower.settings import run_settings
 from fedrp.means import cut_at_each_end, trimmed_mean
+from fedrp.mechanisms.cohort import least_uploads
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from fedrp.simulation.clients import Tap

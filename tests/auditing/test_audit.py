@@ -8,12 +8,12 @@ import pytest
 from scipy.stats import binomtest
 
 from fedrp import RunConfig
-from fedrp.algorithms.mechanisms import clip
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.canary import AuditResult, Fault, Mechanism, _seen, audit
 from fedrp.auditing.lower_bounds import audit_bounds, clopper_pearson
 from fedrp.cli import main
 from fedrp.errors import ConfigError
+from fedrp.mechanisms import clip
 from fedrp.privacy.events import Adversary, Composed, GaussianRelease, PoissonSampled, ProjectedRelease
 from fedrp.privacy.gaussian_mechanism import gaussian_epsilon
 from fedrp.privacy.projection_mechanism import exact_epsilon

@@ -94,7 +94,11 @@ def test_every_contract_can_be_broken(contract: Contract, monkeypatch: pytest.Mo
 # Settings that not every algorithm uses: a value to try, and what it is given and compared with.
 OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "rho": (0.01, {}),
-    "projection": ("sign", {}),
+    "projection": ("hadamard", {}),
+    "rotation": ("hadamard", {}),
+    "bits": (2.0, {}),
+    "bits_down": (2.0, {}),
+    "bytes": (16, {}),
     "server_momentum": (0.5, {}),
     "proximal": (3.0, {}),
     "clip": (0.05, {"noise_multiplier": 0.3}),

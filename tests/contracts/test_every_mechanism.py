@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrp import RunConfig
-from fedrp.algorithms import mechanisms
+from fedrp import RunConfig, mechanisms
 from fedrp.algorithms.client_side import own_normals
-from fedrp.algorithms.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
-from fedrp.algorithms.mechanisms.clip import Clip
-from fedrp.algorithms.mechanisms.fixed_point import FixedPoint
-from fedrp.algorithms.mechanisms.noise import Noise, grid_step
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only
 from fedrp.algorithms.servers import SERVERS
 from fedrp.config import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
+from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
+from fedrp.mechanisms.clip import Clip
+from fedrp.mechanisms.difference import Difference
+from fedrp.mechanisms.fixed_point import FixedPoint
+from fedrp.mechanisms.noise import Noise, grid_step
 
 CLIENTS, SIZE, C = 12, 50, 0.7
 KEY = SecretKey(bytes(range(32)))
@@ -63,6 +63,7 @@ EVERY: dict[str, Mechanism] = {
     "local noise": noise_of(dp_noise="local"),
     "noise on votes": noise_of(**ADAPTIVE),
     "no noise": noise_of(noise_multiplier=0.0),
+    "difference": Difference(),
     "fixed point": fixed_point_of(),
     "fixed point after noise": fixed_point_after_noise(),
 }

@@ -1,6 +1,7 @@
 """What is added from outside the package works like what is bundled."""
 
 import dataclasses
+import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from fedrp.learning.data import DATASETS
 from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import TAGS, Tag
+from fedrp.protocol import wire
 from fedrp.testing import check_algorithm, check_projection
 from helpers import ROOT, command, environment, tiny_config, tiny_task
 
@@ -143,7 +145,9 @@ def test_a_projection_family_from_outside_has_its_own_matrices_and_its_tag_on_th
     packets: list[bytes] = []
     config = tiny_config("fedrp", projection="signs-again")
     result = fedrp.simulate(config, tiny_task(), tap=lambda sent, _replies: packets.extend(sent.values()))
-    assert any((100 << 8 | 2).to_bytes(2, "little") == packet[6:8] for packet in packets if packet)
+    run = hashlib.sha256(f"fedrp-run|{result.config.stored}".encode()).digest()[: wire.RUN_ID_BYTES]
+    tagged = wire.context_of(run, 100 << 8 | 2)
+    assert {message.context for packet in packets for message in wire.decode(packet)} == {tagged}
     check_projection("signs-again")
     other = fedrp.simulate(dataclasses.replace(config, projection="sign"), tiny_task())
     assert result.model.tobytes() != other.model.tobytes()

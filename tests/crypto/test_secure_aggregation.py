@@ -44,7 +44,7 @@ def words(packet: bytes, kind: Kind = Kind.UPLOAD) -> np.ndarray:
 def request(run: Federation, left_out: tuple[int, ...], round_: int = 1) -> bytes:
     """A recovery that a server may ask for, honest or not."""
     payload = np.array(left_out, np.uint32)
-    return wire.encode([Message(Kind.RECOVER, run.run, round_, wire.SERVER, payload, projection=run.bench.tag)])
+    return wire.encode([Message(Kind.RECOVER, run.bench.context, round_, wire.SERVER, payload)])
 
 
 def refused(run: Federation, client: int, packet: bytes, why: str) -> None:
@@ -191,7 +191,7 @@ def test_no_plain_vector_reaches_the_server(name: str) -> None:
 
 def test_a_thousand_numbers_fit_into_the_promised_bytes(task: Task) -> None:
     config = tiny_config("fedrp-subspace", dim=83, secure_aggregation=True)
-    assert simulate(config, task).as_json()["bytes_up"] == 60 + 4 * 83  # so 4,060 bytes at m = 1,000
+    assert simulate(config, task).as_json()["bytes_up"] == 28 + 4 * 83  # so 4,028 bytes at m = 1,000
 
 
 def test_numbers_beyond_the_range_are_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,7 +326,7 @@ def test_a_client_that_is_told_to_rebuild_remembers_the_rules() -> None:
     packet = run.open()[1]
     run.answer(1, packet)
     run.answer(1, request(run, (0, 2)))
-    rebuild = wire.encode([Message(Kind.REBUILD, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)])
+    rebuild = wire.encode([Message(Kind.REBUILD, run.bench.context, 1, wire.SERVER, wire.EMPTY)])
     refused(run, 1, rebuild + recalled(run, packet, (0, 1, 2, 3, 4)), "another list of participants")
     refused(run, 1, rebuild + request(run, (0, 3)), "has no masked upload in round 1 to be recovered")
 
@@ -444,7 +444,7 @@ def test_clients_that_were_ever_given_different_keys_are_not_summed(lie: bool) -
     run.round()
     packets = run.open()
     if lie:
-        ask = Message(Kind.DEAL_REQUEST, run.run, 2, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+        ask = Message(Kind.DEAL_REQUEST, run.bench.context, 2, wire.SERVER, wire.EMPTY)
         (dealt,) = wire.decode(run.answer(5, wire.encode([ask])))
         own = wire.raw(split(dealt.payload.tobytes(), ENVELOPE_BYTES["x25519"], 6, "envelopes")[2])
         packets[2] = wire.encode(
@@ -461,7 +461,7 @@ def test_only_a_client_with_a_common_model_rebuilds_its_state() -> None:
     run = secure("fedadmm", clients=6, rounds=4)
     run.round()
     before = run.clients[2].state
-    run.answer(2, wire.encode([Message(Kind.REBUILD, run.run, 2, wire.SERVER, wire.EMPTY, projection=run.bench.tag)]))
+    run.answer(2, wire.encode([Message(Kind.REBUILD, run.bench.context, 2, wire.SERVER, wire.EMPTY)]))
     assert run.clients[2].state is before
 
 

@@ -286,7 +286,7 @@ def test_a_site_whose_model_differs_costs_a_round_where_everyone_is_needed(tmp_p
         given = run.answer(client, message)
         if client == 2 and round_of(message) == 2:
             first, *others = wire.decode(packet_of(given))
-            return answer(wire.encode([dataclasses.replace(first, fingerprint=bytes(16)), *others]), message)
+            return answer(wire.encode([dataclasses.replace(first, fingerprint=bytes(4)), *others]), message)
         if client == 2 and round_of(message) == 3 and not lost_replies:
             lost_replies.append(client)
             return lost(message)

@@ -141,9 +141,11 @@ def asked_by_hand(run: FlowerFederation, client: int, round_: int) -> Message:
     """A client's reply to a server that calls for a round, whatever rounds there are and without a HELLO."""
     known = bytes.fromhex(json.loads((run.root / "store" / "run.json").read_text())["run"])
     past = (
-        [wire.Message(Kind.AGGREGATE, known, round_ - 1, wire.SERVER, np.zeros(83, np.float32))] if round_ > 1 else []
+        [wire.Message(Kind.AGGREGATE, wire.context_of(known, 0), round_ - 1, wire.SERVER, np.zeros(83, np.float32))]
+        if round_ > 1
+        else []
     )
-    call = wire.Message(Kind.ROUND, known, round_, wire.SERVER, wire.EMPTY, 4)
+    call = wire.Message(Kind.ROUND, wire.context_of(known, 0), round_, wire.SERVER, wire.EMPTY, 4)
     with local_run():
         return run.answer(client, question(wire.encode([*past, call]), FIRST_NODE + client, ROUND, known, round_))
 

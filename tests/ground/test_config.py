@@ -140,7 +140,7 @@ def test_every_setting_explains_itself() -> None:
 def test_every_setting_is_in_one_group() -> None:
     assert sorted(name for group in GROUPS for name in group.settings) == sorted(FIELDS)
     assert [group.heading for group in GROUPS] == [
-        *("Data", "Federation", "Local training", "Projection", "Privacy", "Security")
+        *("Data", "Federation", "Local training", "Size of messages", "Privacy", "Security")
     ]
 
 

@@ -130,7 +130,7 @@ def test_gaussian_entries_do_not_depend_on_memory_or_threads(columns, rows, monk
 def test_gaussian_tiles_cover_tall_and_wide_matrices(monkeypatch):
     monkeypatch.setattr("fedrp.projection.families._TILE_COLUMNS", 256)
     monkeypatch.setattr("fedrp.projection.families._TILE_ENTRIES", 1024)
-    monkeypatch.setattr("fedrp.projection.families._STREAM_WORDS", 128)
+    monkeypatch.setattr("fedrp.projection.deviates._STREAM_WORDS", 128)
     streamed = make_projection("gaussian", KEY, 700, 30, memory_bytes=0)
     np.testing.assert_allclose(dense(streamed), oracle.matrix("gaussian", KEY, 700, 30), rtol=2e-6, atol=1e-9)
     np.testing.assert_array_equal(streamed.forward(np.eye(700, dtype=np.float32)).T, dense(streamed))

@@ -29,8 +29,9 @@ from fedrp.protocol.client_state import Client
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.server_state import Server, read
 from fedrp.protocol.tally import outstanding, take_correction
-from fedrp.protocol.wire import HEADER_BYTES, SERVER, Kind, Limits, Message
+from fedrp.protocol.wire import CONTEXT_BYTES, HEADER_BYTES, SERVER, Kind, Limits, Message
 from fedrp.storage.server_state import packed_head, packed_rounds
+from fedrp.types import FINGERPRINT_BYTES
 from helpers import Federation, tallied, tiny_config, tiny_task
 from views import contents, restarted, server_contents
 
@@ -54,8 +55,8 @@ def with_checksums(packet: bytes) -> bytes:
     """The packet with the right checksum in each of its messages, as far as it can be read: a fuzzer finds none."""
     mended, start = bytearray(packet), 0
     while start + HEADER_BYTES <= len(mended):
-        (count,) = struct.unpack_from("<I", mended, start + 36)
-        end = start + HEADER_BYTES + count * (1 if mended[start + 5] == 0 else 4)
+        (count,) = struct.unpack_from("<I", mended, start + 16)
+        end = start + HEADER_BYTES + count * (4 if mended[start + 2] in (1, 2) else 1)
         if end > len(mended):
             break
         body = zlib.crc32(mended[start + HEADER_BYTES : end], zlib.crc32(mended[start : start + HEADER_BYTES - 4]))
@@ -91,7 +92,8 @@ def all_limits() -> tuple[Limits, ...]:
 
 
 T = TypeVar("T")
-NUMBERS = (0, 1, 2, 3, 4, 5, 255, 2**16, 2**24, 2**31, 2**32 - 2, SERVER)
+NUMBERS = (0, 1, 2, 3, 4, 5, 255, 2**16 - 1, 2**24 - 2, SERVER, 2**31, 2**32 - 1)
+FIELDS = (("round", 2), ("sender", 3), ("weight", 4), ("context", CONTEXT_BYTES))  # and their bytes
 FLOATS = (0.0, 1.0, -1.0, 1e-45, 1e-30, 100.0, 1e20, 3e38, -3e38)
 
 
@@ -158,9 +160,10 @@ def _put_in(told: list[Message], script: Script, pool: Sequence[Message]) -> Non
 
 def _set_field(told: list[Message], script: Script, _pool: Sequence[Message]) -> None:
     if told:
-        place, field = script.below(len(told)), script.of(("round", "sender", "weight", "projection"))
-        value = script.of(NUMBERS)
-        told[place] = dataclasses.replace(told[place], **{field: value % 2**16 if field == "projection" else value})
+        place, (field, size) = script.below(len(told)), script.of(FIELDS)
+        value = script.of(NUMBERS) % 2 ** (8 * size)
+        new = value.to_bytes(size, "little") if field == "context" else value
+        told[place] = dataclasses.replace(told[place], **{field: new})
 
 
 def _set_kind(told: list[Message], script: Script, _pool: Sequence[Message]) -> None:
@@ -172,7 +175,7 @@ def _set_kind(told: list[Message], script: Script, _pool: Sequence[Message]) -> 
 def _set_mark(told: list[Message], script: Script, _pool: Sequence[Message]) -> None:
     if told:
         place = script.below(len(told))
-        told[place] = dataclasses.replace(told[place], fingerprint=script.bytes(1) * 16)
+        told[place] = dataclasses.replace(told[place], fingerprint=script.bytes(1) * FINGERPRINT_BYTES)
 
 
 def _set_payload(told: list[Message], script: Script, _pool: Sequence[Message]) -> None:
@@ -252,9 +255,9 @@ def pool_of(index: int, side: str) -> tuple[Message, ...]:
     own = [stage for stage in stages() if stage.run is stages()[index].run]
     if side == "client":
         packets = [packet for stage in own for packet in stage.packets.values()]
-        tag, run = own[0].run.bench.tag, own[0].run.run
+        context = own[0].run.bench.context
         made = [
-            Message(kind, run, round_, SERVER, payload, 0, tag)
+            Message(kind, context, round_, SERVER, payload)
             for kind, payload in (
                 (Kind.RECOVER, np.array([2, 3], np.uint32)),
                 (Kind.DEAL_REQUEST, wire.EMPTY),
@@ -267,8 +270,7 @@ def pool_of(index: int, side: str) -> tuple[Message, ...]:
     else:
         packets = [packet for stage in own for packet in stage.replies.values()]
         packets += [hello(own[0].run.bench, client, site) for client, site in own[0].run.sites.items()]
-        fields = (own[0].run.run, 1, 0, wire.EMPTY, 0, own[0].run.bench.tag)
-        made = [Message(Kind.COMPLAINT, *fields)]
+        made = [Message(Kind.COMPLAINT, own[0].run.bench.context, 1, 0, wire.EMPTY)]
     return (*made, *(message for packet in packets for message in wire.decode(packet)))
 
 
@@ -292,7 +294,7 @@ def client_target(data: bytes) -> None:
             require(contents(client_state) == kept, "a client that was restarted has forgotten something")
             continue
         if step == 6:
-            done = Message(Kind.FINISH, bench.run, stage.server.round, SERVER, wire.EMPTY, 0, bench.tag)
+            done = Message(Kind.FINISH, bench.context, stage.server.round, SERVER, wire.EMPTY)
             told = [message for message in honest if message.kind not in (Kind.ROUND, Kind.DEAL_REQUEST)]
             with contextlib.suppress(FedRPError):
                 finished(bench, client_state, site, altered([*told, done], script, pool))

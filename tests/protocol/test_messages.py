@@ -100,15 +100,15 @@ def test_a_round_that_is_asked_for_twice_is_answered_with_the_same_bytes(name: s
 @pytest.mark.parametrize("kind", [Kind.ROUND, Kind.SEALED])
 def test_messages_of_another_run_are_refused(kind: Kind) -> None:
     run = Federation(tiny_config("fedrp"))
-    packet = altered(run.open()[0], kind, run=b"some other run..")
-    refused(run, 0, packet, ProtocolError, "another run")
+    packet = altered(run.open()[0], kind, context=wire.context_of(b"some other run..", run.bench.tag))
+    refused(run, 0, packet, ProtocolError, "another run, or was made for another projection: use the same")
 
 
 @pytest.mark.parametrize("projection", [0, 0x0102, 0x0201])
 def test_messages_for_another_projection_are_refused(projection: int) -> None:
     run = Federation(tiny_config("fedrp", projection="gaussian"))
-    packet = altered(run.open()[0], Kind.ROUND, projection=projection)
-    refused(run, 0, packet, ProtocolError, "another projection")
+    packet = altered(run.open()[0], Kind.ROUND, context=wire.context_of(run.run, projection))
+    refused(run, 0, packet, ProtocolError, "another run, or was made for another projection: use the same")
 
 
 def test_an_envelope_of_another_round_does_not_open(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +174,7 @@ def test_a_deal_for_a_roster_with_a_swapped_or_an_added_key_is_refused(caplog: p
 
 def test_a_client_with_another_roster_is_not_welcome() -> None:
     run = Federation(tiny_config("fedrp"))
-    hello = Message(Kind.HELLO, run.run, 0, 2, wire.raw(bytes(32)), 1, run.bench.tag)
+    hello = Message(Kind.HELLO, run.bench.context, 0, 2, wire.raw(bytes(32)), 1)
     with pytest.raises(ProtocolError, match="client 2 has another roster than the others: compare"):
         server_side.welcome(run.server, run.read({2: wire.encode([hello])}))
 
@@ -184,7 +184,7 @@ def test_a_second_key_for_a_round_is_refused_before_and_after_it_was_used(name: 
     """Even one that its dealer signed: say, because the server asked two clients to deal."""
     run = Federation(tiny_config(name))
     packet = run.open()[1]
-    request = Message(Kind.DEAL_REQUEST, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    request = Message(Kind.DEAL_REQUEST, run.bench.context, 1, wire.SERVER, wire.EMPTY)
     deal = only(run.answer(2, wire.encode([request])), Kind.DEAL).payload.tobytes()
     size = ENVELOPE_BYTES["x25519"]
     own = wire.raw(deal[size : 2 * size])
@@ -194,7 +194,7 @@ def test_a_second_key_for_a_round_is_refused_before_and_after_it_was_used(name: 
     ]
     run.answer(1, packet)
     refused(run, 1, wire.encode(again), ProtocolError, "another key for round 1")
-    rebuild = Message(Kind.REBUILD, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    rebuild = Message(Kind.REBUILD, run.bench.context, 1, wire.SERVER, wire.EMPTY)
     refused(run, 1, wire.encode([rebuild, *again]), ProtocolError, "another key for round 1")
 
 
@@ -203,7 +203,7 @@ def test_a_client_that_is_told_to_rebuild_does_not_forget_which_rounds_it_did() 
     first = run.open()[1]
     run.round()
     run.round()
-    rebuild = Message(Kind.REBUILD, run.run, 1, wire.SERVER, wire.EMPTY, projection=run.bench.tag)
+    rebuild = Message(Kind.REBUILD, run.bench.context, 1, wire.SERVER, wire.EMPTY)
     refused(run, 1, wire.encode([rebuild, *wire.decode(first)]), ProtocolError, "past round 1: replayed")
 
 
@@ -224,7 +224,7 @@ def test_an_aggregate_of_the_wrong_length_is_refused(name: str) -> None:
     run = Federation(tiny_config(name))
     run.round()
     packet = altered(run.open()[1], Kind.AGGREGATE, payload=np.ones(5, np.float32))
-    refused(run, 1, packet, WireError, "5 numbers, expected")
+    refused(run, 1, packet, WireError, "5 numbers of type float32, expected")
 
 
 def test_noise_on_the_line_is_refused() -> None:
@@ -245,8 +245,8 @@ BAD_UPLOADS: dict[str, Callable[[bytes], bytes]] = {
     "of no client": lambda packet: altered(packet, Kind.UPLOAD, sender=77),
     "of a past round": lambda packet: altered(packet, Kind.UPLOAD, round=0),
     "of a later round": lambda packet: altered(packet, Kind.UPLOAD, round=2),
-    "of another run": lambda packet: altered(packet, Kind.UPLOAD, run=b"some other run.."),
-    "of another projection": lambda packet: altered(packet, Kind.UPLOAD, projection=9),
+    "of another run": lambda packet: altered(packet, Kind.UPLOAD, context=wire.context_of(b"some other run..", 0x0101)),
+    "of another projection": lambda packet: altered(packet, Kind.UPLOAD, context=wire.context_of(Federation.run, 9)),
     "without weight": lambda packet: altered(packet, Kind.UPLOAD, weight=0),
     "with all the weight": lambda packet: altered(packet, Kind.UPLOAD, weight=2**32 - 1),
     "not finite": not_finite,
@@ -289,7 +289,9 @@ def test_an_average_that_overflows_is_said_and_not_kept() -> None:
     huge = np.full(run.server.upload_size, 3e38, np.float32)
 
     def uploads(round_: int) -> dict[int, bytes]:
-        return {c: wire.encode([Message(Kind.UPLOAD, run.run, round_, c, huge, weight=1)]) for c in run.clients}
+        return {
+            c: wire.encode([Message(Kind.UPLOAD, run.bench.context, round_, c, huge, weight=1)]) for c in run.clients
+        }
 
     run.open()
     run.server, _ = server_side.close_round(run.server, run.tallied(uploads(2)))

@@ -174,7 +174,7 @@ beside = st.sampled_from(("", "", "rebuild", "void"))
 
 
 def message(run: Federation, kind: Kind, round_: int, payload: wire.Payload = wire.EMPTY, weight: int = 0) -> Message:
-    return Message(kind, run.run, round_, wire.SERVER, payload, weight, run.bench.tag)
+    return Message(kind, run.bench.context, round_, wire.SERVER, payload, weight)
 
 
 @functools.lru_cache(maxsize=len(CASES))

@@ -13,6 +13,7 @@ from fedrp.protocol import wire
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message
+from fedrp.types import FINGERPRINT_BYTES, NO_FINGERPRINT
 from helpers import Federation, tallied, tiny_config
 
 SIZE = 1000
@@ -27,9 +28,9 @@ def open_server(name: str, count: int, **changes: object) -> Server:
     return dataclasses.replace(server, participants=tuple(range(count)), weights=tuple(range(1, count + 1)))
 
 
-def upload(server: Server, client: int, numbers: np.ndarray, mark: bytes = bytes(16)) -> bytes:
+def upload(server: Server, client: int, numbers: np.ndarray, mark: bytes = NO_FINGERPRINT) -> bytes:
     weight = 1 if server.config.weighting == "uniform" else server.weights[client]
-    return wire.encode([Message(Kind.UPLOAD, server.run, 1, client, numbers, weight, server.tag, mark)])
+    return wire.encode([Message(Kind.UPLOAD, server.context, 1, client, numbers, weight, mark)])
 
 
 def streamed(server: Server, order: list[int], vectors: np.ndarray) -> np.ndarray:
@@ -135,7 +136,7 @@ def test_numbers_of_very_different_size_differ_by_rounding_only() -> None:
 def test_the_most_frequent_fingerprint_is_summed_however_arrivals_interleave() -> None:
     server = open_server("fedrp-subspace", 7, quorum=0.5, projection="sign")
     vectors = np.random.default_rng(0).normal(size=(7, SIZE)).astype(np.float32)
-    marks = {client: bytes([client in (1, 2, 5)]) * 16 for client in range(7)}
+    marks = {client: bytes([client in (1, 2, 5)]) * FINGERPRINT_BYTES for client in range(7)}
     for seed in range(5):
         tally = Tally.of(server)
         for place, client in enumerate(np.random.default_rng(seed).permutation(7).tolist()):

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedrp.compression.coding import Plain
 from fedrp.errors import WireError
 from fedrp.protocol import wire
 from fedrp.protocol.wire import HEADER_BYTES, Kind, Message
 
-RUN = bytes(range(16))
-WORD = st.integers(0, 2**32 - 1)
+CONTEXT = wire.context_of(bytes(range(16)), 257)
 
 payloads = st.one_of(
     st.binary(max_size=60).map(wire.raw),
@@ -25,18 +25,17 @@ payloads = st.one_of(
 messages = st.builds(
     Message,
     kind=st.sampled_from(Kind),
-    run=st.binary(min_size=16, max_size=16),
-    round=WORD,
-    sender=WORD,
+    context=st.binary(min_size=4, max_size=4),
+    round=st.integers(0, 2**16 - 1),
+    sender=st.integers(0, 2**24 - 1),
     payload=payloads,
-    weight=WORD,
-    projection=st.integers(0, 2**16 - 1),
-    fingerprint=st.binary(min_size=16, max_size=16),
+    weight=st.integers(0, 2**32 - 1),
+    fingerprint=st.binary(min_size=4, max_size=4),
 )
 
 
 def upload(values: object = (1.0, -2.5, 3.0)) -> Message:
-    return Message(Kind.UPLOAD, RUN, 7, 3, np.array(values, np.float32), weight=1, projection=257)
+    return Message(Kind.UPLOAD, CONTEXT, 7, 3, np.array(values, np.float32), weight=1)
 
 
 def tampered(message: Message, at: int, replacement: bytes, checksum: bool = True) -> bytes:
@@ -82,13 +81,13 @@ def test_a_payload_with_gaps_arrives_whole() -> None:
 
 
 @settings(max_examples=300)
-@given(st.binary(min_size=1, max_size=200) | st.binary(max_size=200).map(lambda tail: b"FRP\x03" + tail))
+@given(st.binary(min_size=1, max_size=200) | st.binary(max_size=200).map(lambda tail: b"\xf5\x06" + tail))
 def test_random_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(WireError):
         wire.decode(noise)
 
 
-@given(st.lists(messages, min_size=1, max_size=3), st.binary(min_size=1, max_size=59))
+@given(st.lists(messages, min_size=1, max_size=3), st.binary(min_size=1, max_size=27))
 def test_bytes_after_the_last_message_are_refused(sent: list[Message], tail: bytes) -> None:
     with pytest.raises(WireError):
         wire.decode(wire.encode(sent) + tail)
@@ -112,15 +111,28 @@ def test_any_single_flipped_bit_is_refused() -> None:
             wire.decode(bytes(flipped))
 
 
-def test_another_version_is_refused_and_says_so() -> None:
-    with pytest.raises(WireError, match=r"version 5, this is version 4.*upgrade"):
-        wire.decode(tampered(upload(), 3, b"\x05"))
+@pytest.mark.parametrize("version", [0, 4, 6, 15])
+def test_another_version_is_refused_and_says_so(version: int) -> None:
+    with pytest.raises(WireError, match=rf"version {version}, this is version 5.*upgrade"):
+        wire.decode(tampered(upload(), 0, bytes([0xF0 | version])))
+
+
+def test_a_message_of_the_format_before_is_refused_as_one_of_its_version() -> None:
+    """Up to version 4 a message began with FRP and its version, and had a header of 60 bytes."""
+    with pytest.raises(WireError, match=r"version 4, this is version 5.*upgrade"):
+        wire.decode(b"FRP\x04" + bytes(56))
+
+
+@pytest.mark.parametrize("first", [b"\x00", b"\x05", b"\x75", b"F", b"FRP\x05", b"FRP\xff"])
+def test_what_is_no_message_at_all_is_refused_as_such(first: bytes) -> None:
+    with pytest.raises(WireError, match="not a fedrp message"):
+        wire.decode(tampered(upload(), 0, first))
 
 
 @pytest.mark.parametrize("count", [4, 2**31 - 1, 2**31, 2**32 - 1])
 def test_a_count_beyond_the_payload_is_refused(count: int) -> None:
     with pytest.raises(WireError):
-        wire.decode(tampered(upload(), 36, struct.pack("<I", count)))
+        wire.decode(tampered(upload(), 16, struct.pack("<I", count)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -132,7 +144,7 @@ def test_values_that_are_not_finite_are_refused_on_both_sides(value: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("field", "at", "value"), [("kind", 4, 0), ("kind", 4, 99), ("dtype", 5, 3), ("dtype", 5, 255)]
+    ("field", "at", "value"), [("kind", 1, 0), ("kind", 1, 99), ("dtype", 2, 3), ("dtype", 2, 127)]
 )
 def test_an_unknown_kind_or_dtype_is_refused(field: str, at: int, value: int) -> None:
     with pytest.raises(WireError, match="header is not valid"):
@@ -153,28 +165,36 @@ def test_only_flat_payloads_are_carried(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"round": -1}, {"round": 2**32}, {"sender": -1}, {"weight": 2**32}, {"weight": 1.5}, {"projection": 2**16}],
+    [
+        *({"round": -1}, {"round": 2**16}, {"sender": -1}, {"sender": 2**24}),
+        *({"weight": -1}, {"weight": 2**32}, {"weight": 1.5}),
+    ],
 )
 def test_header_fields_out_of_range_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(WireError):
         wire.encode([dataclasses.replace(upload(), **change)])
 
 
-@pytest.mark.parametrize("field", ["run", "fingerprint"])
-@pytest.mark.parametrize("length", [0, 15, 17])
-def test_a_run_id_or_fingerprint_of_another_length_is_refused(field: str, length: int) -> None:
+@pytest.mark.parametrize("field", ["context", "fingerprint"])
+@pytest.mark.parametrize("length", [0, 3, 5, 16])
+def test_a_context_or_fingerprint_of_another_length_is_refused(field: str, length: int) -> None:
     with pytest.raises(WireError):
         wire.encode([dataclasses.replace(upload(), **{field: b"x" * length})])
+
+
+def test_runs_and_projections_have_contexts_of_their_own() -> None:
+    places = [(bytes(16), 0), (bytes(16), 1), (bytes(16), 256), (bytes(15) + b"x", 0), (b"x" + bytes(15), 0)]
+    assert len({wire.context_of(*place) for place in places}) == len(places)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
 def test_a_vector_must_have_the_expected_length_and_type() -> None:
-    assert wire.vector(upload(), 3).tolist() == [1.0, -2.5, 3.0]
+    assert wire.numbers(upload(), Plain(3), bytes(16)).tolist() == [1.0, -2.5, 3.0]
     for message, length in [(upload(), 2), (upload(), 4), (dataclasses.replace(upload(), payload=wire.raw(b"abc")), 3)]:
         with pytest.raises(WireError, match="expected"):
-            wire.vector(message, length)
+            wire.numbers(message, Plain(length), bytes(16))
 
 
 @given(st.lists(messages, max_size=5))

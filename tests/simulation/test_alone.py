@@ -11,13 +11,13 @@ from safetensors import safe_open
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms import cohort
 from fedrp.algorithms.resolve import resolved
 from fedrp.engines.choice import make_trainer
 from fedrp.errors import DataError, DivergenceError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.learning.task import split_among_clients
+from fedrp.mechanisms import cohort
 from fedrp.protocol.client_state import Client
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_coins

@@ -98,7 +98,7 @@ def test_a_deal_for_a_completed_round_changes_nothing(tmp_path: Path) -> None:
     """Its file is written: an envelope that came later would be in the head and in no file."""
     run = rounds_later(Federation(tiny_config("fedrp", rounds=4)), 3)
     envelopes = wire.raw(bytes(4 * ENVELOPE_BYTES["x25519"]))
-    forged = [Message(Kind.DEAL, run.run, round_, 2, envelopes, 0, run.bench.tag) for round_ in range(4)]
+    forged = [Message(Kind.DEAL, run.bench.context, round_, 2, envelopes, 0) for round_ in range(4)]
     dealt = take_keys(run.server, run.read({2: wire.encode(forged)}))
     assert comparable(dealt) == comparable(run.server)
 

@@ -89,7 +89,7 @@ class LyingServer:
         self.state = root / "sites" / "site-0"
 
     def asks(self, run: bytes, kind: str = ROUND) -> bytes:
-        call = wire.encode([wire.Message(Kind.ROUND, run, 1, wire.SERVER, wire.EMPTY, 4)])
+        call = wire.encode([wire.Message(Kind.ROUND, wire.context_of(run, 0), 1, wire.SERVER, wire.EMPTY, 4)])
         with local_run():
             return packet_of(self.run.answer(0, question(call, FIRST_NODE, kind, run, 1)))
 

@@ -272,8 +272,8 @@ def test_a_site_that_has_lost_its_state_does_not_answer_a_round_again(
         greetings = [packet_of(run.answer(c, question(b"", FIRST_NODE + c, HELLO, known, 0))) for c in range(4)]
     signed = [wire.decode(greeting)[0].payload.tobytes()[32:] for greeting in greetings]
     entries = b"".join(struct.pack("<I", client) + key for client, key in enumerate(signed))
-    keys = Message(Kind.MASK_KEYS, known, 1, wire.SERVER, wire.raw(entries))
-    call = Message(Kind.ROUND, known, 1, wire.SERVER, Cohort((0, 1, 2, 3), (1,) * 4).payload(), 4)
+    keys = Message(Kind.MASK_KEYS, wire.context_of(known, 0), 1, wire.SERVER, wire.raw(entries))
+    call = Message(Kind.ROUND, wire.context_of(known, 0), 1, wire.SERVER, Cohort((0, 1, 2, 3), (1,) * 4).payload(), 4)
 
     def asked() -> bytes:
         with local_run():

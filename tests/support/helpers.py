@@ -17,14 +17,14 @@ from torch import nn
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.client_side import own_normals
-from fedrp.algorithms.mechanisms.base import AtClient
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
+from fedrp.mechanisms.base import AtClient
 from fedrp.protocol import server as server_side
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Client, Site, make_workbench

@@ -30,7 +30,7 @@ MASK_SECRETS = [sha256(f"mask secret of {name}".encode()).digest() for name in N
 ROUND_KEYS = [sha256(f"key of round {round_}".encode()).digest() for round_ in range(4)]
 SIGN = 2 << 8 | 1  # the projection `sign`, version 1
 AGGREGATES = [[0.5, -1.25, 3.0, 0.0], [0.0, 1e-3, -7.5, 2.0**-20], [1.0, 1.0, 1.0, 1.0]]
-SERVER = 2**32 - 1
+SERVER = 2**24 - 1
 FLOATS = ("clip", "noise_multiplier", "clip_quantile", "quorum")  # among the settings below
 
 
@@ -109,6 +109,7 @@ def mask_keys():
 SETTINGS = {
     "algorithm": "fedavg-dp", "dataset": "mnist-mini", "model": "lenet5", "clients": 4, "rounds": 9, "local_epochs": 1,
     "batch_size": 64, "lr": 0.1, "momentum": 0.9, "grad_clip": 1.0, "rho": None, "dim": 1000, "projection": None,
+    "rotation": None, "bits": 32.0, "bits_down": 32.0, "bytes": None,
     "train_examples": None, "partition": "iid", "participation": 1.0, "sampling": "fixed", "dropout": 0.0,
     "quorum": 1.0, "weighting": "uniform", "aggregation": "mean", "server_momentum": 0.0, "proximal": 0.0,
     "seed": 2**62, "clip": 0.3, "noise_multiplier": 1.2345678901, "dp_epsilon": None, "dp_delta": 1e-05,
@@ -218,6 +219,11 @@ def noise():
     return [{**fixed, "normals": oracle.normals(key, 8), "update": update, "uploads": uploads}]
 
 
+def contexts():
+    cases = [(RUN, 0), (RUN, SIGN), (RUN[::-1], SIGN)]
+    return [{"run": run, "projection": tag, "context": oracle.context(run, tag)} for run, tag in cases]
+
+
 def wire():
     """One message of each kind."""
     envelope = envelopes()[0]["envelope"]
@@ -225,6 +231,7 @@ def wire():
     words = masks()[0]["uploads"][0]
     entries = b"".join(client.to_bytes(4, "little") + key for client, key in enumerate(signed))
     mark = model_marks()[1]["mark"]
+    context = contexts()[1]["context"]
     told = {
         "HELLO": (1, 0, 2, ROSTER + signed[2], 0, 4),
         "DEAL_REQUEST": (3, 3, SERVER, b""),
@@ -243,9 +250,9 @@ def wire():
     }
     cases = []
     for name, (kind, round_, sender, items, *rest) in told.items():
-        dtype, weight, fingerprint = (*rest, *(0, 0, bytes(16))[len(rest) :])
-        encoded = oracle.message(kind, RUN, round_, sender, items, dtype, weight, SIGN, fingerprint)
-        case = {"kind": name, "code": kind, "dtype": dtype, "projection": SIGN, "run": RUN, "round": round_}
+        dtype, weight, fingerprint = (*rest, *(0, 0, bytes(4))[len(rest) :])
+        encoded = oracle.message(kind, context, round_, sender, items, dtype, weight, fingerprint)
+        case = {"kind": name, "code": kind, "dtype": dtype, "context": context, "round": round_}
         case |= {"sender": sender, "weight": weight, "items": items, "fingerprint": fingerprint, "encoded": encoded}
         cases.append(case)
     return cases
@@ -263,6 +270,7 @@ def sections():
         "model_marks": model_marks(),
         "initial_models": initial_models(),
         "noise": noise(),
+        "contexts": contexts(),
         "wire": wire(),
     }
 

@@ -15,6 +15,7 @@ from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import Resolved, RunConfig
+from fedrp.config.toml import settings_digest
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.roster import Entry, Roster
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
@@ -25,7 +26,6 @@ from fedrp.learning.initial import drawn_initial, initial_laws
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire
-from fedrp.protocol.history import settings_digest
 from fedrp.protocol.wire import Kind, Message
 from helpers import ROOT, clipped_and_noised
 
@@ -214,6 +214,11 @@ def test_noise_comes_from_the_identity_and_the_packet_and_lies_on_a_grid(case):
         assert not (sent / float.fromhex(upload["step"]) % 1).any()
 
 
+@every("contexts")
+def test_a_context_stands_for_a_run_and_a_projection(case):
+    assert wire.context_of(raw(case["run"]), case["projection"]).hex() == case["context"]
+
+
 @every("wire")
 def test_a_message_of_each_kind_to_bytes_and_back(case):
     items = case["items"]
@@ -222,7 +227,7 @@ def test_a_message_of_each_kind_to_bytes_and_back(case):
         1: lambda: floats(items, "<f4"),
         2: lambda: np.array(items, "<u4"),
     }[case["dtype"]]()
-    fields = (raw(case["run"]), case["round"], case["sender"], payload, case["weight"], case["projection"])
+    fields = (raw(case["context"]), case["round"], case["sender"], payload, case["weight"])
     message = Message(Kind[case["kind"]], *fields, raw(case["fingerprint"]))
     assert message.kind == case["code"]
     assert wire.encode([message]).hex() == case["encoded"]

@@ -10,7 +10,9 @@ from fedrp.config.run import Resolved, RunConfig
 from fedrp.privacy.events import Release
 
 # Settings of every algorithm in which clients send something.
-EXCHANGE_SETTINGS = frozenset({"dropout", "quorum", "weighting", "aggregation", "secure_aggregation", "secure_range"})
+EXCHANGE_SETTINGS = frozenset(
+    {"dropout", "quorum", "weighting", "aggregation", "secure_aggregation", "secure_range", "bits"}
+)
 AVERAGING_SETTINGS = EXCHANGE_SETTINGS | {"server_momentum"}
 
 

@@ -1,14 +1,18 @@
 """Client-level differential privacy, the same for every algorithm that offers it: what clip and noise are worth.
 
-The mechanisms themselves are in `fedrp.algorithms.mechanisms`: each client bounds its update to norm C and adds noise,
+The mechanisms themselves are in `fedrp.mechanisms`: each client bounds its update to norm C and adds noise,
 so that the sum over a round's participants carries N(0, (zC)^2) in each coordinate; z is the noise multiplier.
 """
 
 import dataclasses
 import math
 
-from fedrp.algorithms.cohort import participation_rate, rarely_too_few
-from fedrp.algorithms.mechanisms.noise import (
+from fedrp.algorithms.shared import SUMS_ONLY
+from fedrp.config.run import DEFAULT_QUORUM, Resolved, RunConfig
+from fedrp.crypto.secure_aggregation import MIN_SUMMED
+from fedrp.errors import ConfigError
+from fedrp.mechanisms.cohort import participation_rate, rarely_too_few
+from fedrp.mechanisms.noise import (
     NEGLIGIBLE,
     TAIL,
     coarsest_step,
@@ -16,10 +20,6 @@ from fedrp.algorithms.mechanisms.noise import (
     participation_hidden,
     update_noise,
 )
-from fedrp.algorithms.shared import SUMS_ONLY
-from fedrp.config.run import DEFAULT_QUORUM, Resolved, RunConfig
-from fedrp.crypto.secure_aggregation import MIN_SUMMED
-from fedrp.errors import ConfigError
 from fedrp.privacy.events import (
     Adjacency,
     Adversary,

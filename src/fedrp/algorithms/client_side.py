@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedrp.algorithms.mechanisms.base import Normals, Purpose
 from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
+from fedrp.mechanisms.base import Normals, Purpose
 from fedrp.projection.families import Projection
+from fedrp.projection.rotation import Rotation
 from fedrp.types import NO_FINGERPRINT, Precise, Vector
 
 NOTHING: Vector = np.zeros(0, np.float32)
@@ -45,6 +46,7 @@ class Local(NamedTuple):
     config: Resolved
     key: SecretKey | None  # of this round
     project: Callable[[SecretKey], Projection]
+    rotate: Callable[[SecretKey], Rotation]
     train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
     device: torch.device = _CPU  # that trains, and that the objective's tensors are on
 

@@ -6,6 +6,8 @@ shared initial secret, and zbar^0 = A^0 w^0 needs no exchange):
     w_i <- argmin f_i(w) + y_i'(A w - zbar) + rho/2 ||A w - zbar||^2    (local SGD)
     y_i <- y_i + rho (A w_i - zbar)
     send z_i = A^t w_i with the new secret A^t; the server returns zbar^t = mean z_i
+
+With `rotation` (the paper has none) a client sends Q^t z_i and turns back what it receives.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
-from fedrp.algorithms.shared import averages_released, resolve_projection
+from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, resolve_projection, within_bytes
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
@@ -33,7 +35,9 @@ DEFAULT_SHARE = 0.25
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    found = Resolved.of(resolve_projection(config, parameters))
+    config = within_bytes(config, parameters)
+    family = "gaussian" if config.dim * parameters <= GAUSSIAN_ENTRIES else "sign"
+    found = Resolved.of(resolve_projection(config, parameters, family, "none"))
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
     if not found.rho:
@@ -60,7 +64,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     start = stacked([client.state.model for client in clients])
     duals = stacked([client.state.carry[: local.config.dim] for client in clients])
     origins = [client.state.carry[local.config.dim :] for client in clients]  # w^0, where a ball is kept around it
-    target = projection.forward(start[0]) if last.aggregate is None else last.aggregate
+    told = last.aggregate
+    target = projection.forward(start[0]) if told is None else local.rotate(last.key).adjoint(told)
     dual, goal = on_device(duals, local.device), on_device(target, local.device)
 
     def gradient(weights: torch.Tensor, gradients: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -72,7 +77,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         pairs = zip(models, origins, strict=True)
         models = stacked([kept_in_bounds(local.config, model, origin) for model, origin in pairs])
     duals = duals + rho * (projection.forward(models) - target)
-    sent = local.project(local.key).forward(models)
+    sent = local.rotate(local.key).forward(local.project(local.key).forward(models))
     return [
         Upload(ClientState(model, np.concatenate([dual, origin]) if origin.size else dual), vector)
         for model, dual, origin, vector in zip(models, duals, origins, sent, strict=True)
@@ -96,7 +101,8 @@ def _releases(config: Resolved) -> list[Release]:
 
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
-    settings=EXCHANGE_SETTINGS | {"rho", "projection", "sealing", "ball", "sensitivity", "norm_floor"},
+    settings=EXCHANGE_SETTINGS
+    | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "ball", "sensitivity", "norm_floor"},
     delivers="client",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

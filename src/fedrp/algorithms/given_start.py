@@ -9,6 +9,8 @@ enough. Below that nothing protects but the cost of the search, and for `sign` w
 are found by sorting. A `gaussian` matrix has m n numbers, so that any n will do.
 
 The count is about one vector. Those of several clients are nearly the same vector, and tell little more.
+
+**Rotation.** What is sent under a secret `haar` rotation tells inner products of the A w, whatever A is.
 """
 
 from fedrp.algorithms.table import ALGORITHMS
@@ -39,6 +41,8 @@ def require_hidden_start(config: Resolved, factory: ModelFactory, parameters: in
         algorithm.server.round_keys and algorithm.delivers == "client"
     ):  # elsewhere uploads are no projected models
         return
+    if config.rotation == "haar":
+        return
     family = config.projection
     least = FAMILIES[family].hiding_ratio
     if parameters >= least * config.dim or (share := given_share(factory)) < _GIVEN:
@@ -48,5 +52,5 @@ def require_hidden_start(config: Resolved, factory: ModelFactory, parameters: in
         f"projection='{family}' with dim={config.dim} is not safe for a model that starts from given weights "
         f"({share:.0%} of them do not depend on torch's seed, so the server may know them): one upload could tell "
         f"the secret matrix, as n/m = {parameters / config.dim:.3g} is below {least}; "
-        f"use --projection gaussian{smaller}"
+        f"use --projection gaussian, or --rotation haar{smaller}"
     )

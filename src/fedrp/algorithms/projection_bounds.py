@@ -12,10 +12,10 @@ import math
 
 import numpy as np
 
-from fedrp.algorithms.cohort import needed
 from fedrp.algorithms.shared import SUMS_ONLY
 from fedrp.config.run import Resolved
 from fedrp.errors import PrivacyError
+from fedrp.mechanisms.cohort import needed
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Release, Unsupported
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball
 from fedrp.types import Vector

@@ -2,12 +2,13 @@
 
 import dataclasses
 
-from fedrp.algorithms.cohort import least_uploads
 from fedrp.algorithms.table import ALGORITHMS, method_of, require_used
+from fedrp.compression.coding import FULL
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS
+from fedrp.mechanisms.cohort import least_uploads
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
 
@@ -19,6 +20,8 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
+    if config.clip_quantile is not None and min(config.bits, config.bits_down) < FULL:
+        raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
     found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
         raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
@@ -35,6 +38,8 @@ def learning_rate(config: RunConfig) -> float:
 
 
 def _require_summable(config: RunConfig) -> None:
+    if config.bits < FULL or config.bytes is not None:
+        raise ConfigError("masked uploads are words of 32 bits, so that they add up: leave out --bits and --bytes")
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
         raise ConfigError(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedrp.algorithms.mechanisms.base import Mechanism, Reach
 from fedrp.config.run import Resolved
+from fedrp.mechanisms.base import Mechanism, Reach
 from fedrp.types import Vector
 
 # What a client's next upload is made from, but for its data and noise: the last "aggregate"; the "history" of all

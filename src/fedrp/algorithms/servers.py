@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.mechanisms.base import Mechanism, Reach
-from fedrp.algorithms.mechanisms.clip import Clip
-from fedrp.algorithms.mechanisms.noise import Noise
 from fedrp.algorithms.server_side import Certificate, ServerSide, full_vector, mean_only, projected_vector
+from fedrp.compression.coding import FULL
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved
+from fedrp.mechanisms.base import Mechanism, Reach
+from fedrp.mechanisms.clip import Clip
+from fedrp.mechanisms.difference import Difference
+from fedrp.mechanisms.noise import Noise
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.projection.tags import projection_tag
 from fedrp.types import Vector
@@ -41,8 +43,12 @@ def _fedavg_reach(config: Resolved, round_: int, mean: Reach) -> Reach:
     return Reach(mean.number * total)
 
 
-FEDAVG = ServerSide("aggregate", full_vector, _fedavg, reach=_fedavg_reach)
-FEDADMM = ServerSide("own", full_vector, mean_only)  # remembers: the dual variable
+def _differences(config: Resolved) -> tuple[Mechanism, ...]:
+    return (Difference(),) if config.bits < FULL else ()
+
+
+FEDAVG = ServerSide("aggregate", full_vector, _fedavg, _differences, _fedavg_reach)
+FEDADMM = ServerSide("own", full_vector, mean_only, _differences)  # remembers: the dual variable
 
 
 # --- FedAvg with noise -----------------------------------------------------------------------------------------------

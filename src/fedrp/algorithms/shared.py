@@ -2,14 +2,16 @@
 
 import dataclasses
 
+from fedrp.compression.coding import within_budget
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES
+from fedrp.projection.rotation import ROTATIONS
 
 # Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
-_GAUSSIAN_ENTRIES = 2**28
+GAUSSIAN_ENTRIES = 2**28
 
 # What statements about masked uploads rest on.
 SUMS_ONLY = (
@@ -18,13 +20,26 @@ SUMS_ONLY = (
 )
 
 
-def resolve_projection(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with a projection family; refuses an unknown one and a dimension that the model does not have."""
+def within_bytes(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with the dimension and the bits that its budget of bytes buys, if it has one."""
+    if config.bytes is None:
+        return config
+    dim, bits = within_budget(config.bytes, parameters)
+    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits)
+
+
+def resolve_projection(config: RunConfig, parameters: int, family: str, rotation: str) -> RunConfig:
+    """The config with a projection family and a rotation, these unless it names others.
+
+    Raises:
+        ConfigError: they are unknown, or the dimension is one that the model does not have.
+    """
     if config.dim > parameters:
         raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
-    family = config.projection or ("gaussian" if config.dim * parameters <= _GAUSSIAN_ENTRIES else "sign")
+    family, rotation = config.projection or family, config.rotation or rotation
     require_choice("projection", family, FAMILIES)
-    return dataclasses.replace(config, projection=family)
+    require_choice("rotation", rotation, ROTATIONS)
+    return dataclasses.replace(config, projection=family, rotation=rotation)
 
 
 def without_momentum(config: RunConfig) -> RunConfig:

@@ -3,12 +3,12 @@
 Every client holds the same w. In round t, with the round's secret A:
 
     theta_i <- argmin f_i(w + A' theta) + mu/2 (n/m) ||theta||^2      (local SGD with momentum on theta, gradient A g)
-    send theta_i; the server returns thetabar = mean theta_i
-    v <- beta v + A' thetabar;  w <- w + v                            (every client alike, so consensus is exact)
+    send z_i = Q theta_i with the round's secret rotation Q; the server returns zbar = mean z_i
+    v <- beta v + A' Q' zbar;  w <- w + v                             (every client alike, so consensus is exact)
 
 mu is `proximal` (||A' theta||^2 is about (n/m) ||theta||^2), beta is `server_momentum`. A client that missed rounds
-applies the missed (key, thetabar) pairs in order. With privacy asked for, theta_i is clipped and noised in its m
-dimensions (`fedrp.algorithms.mechanisms`).
+applies the missed (key, zbar) pairs in order. With privacy asked for, z_i is clipped and noised in its m dimensions
+(`fedrp.mechanisms`): the rotation keeps norms, and noise has no direction.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import averages_released, resolve_projection
+from fedrp.algorithms.shared import averages_released, resolve_projection, within_bytes
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
@@ -48,12 +48,17 @@ _CROWD_MOMENTUM = 0.5
 
 _ONLY_WITH_NOISE = {"clip": None, "clip_quantile": None, "dp_noise": "shared"}
 
+# Up to here a uniform rotation, of cost m^2, takes less than a second; see docs/performance.md.
+_HAAR_SIZE = 20_000
+
 _SKETCH_NUMBERS = 4
 _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = resolve_projection(config, parameters)
+    config = within_bytes(config, parameters)
+    rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
+    config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
     if config.private:
@@ -107,7 +112,7 @@ def _finish(local: Local, client: Participant) -> ClientState:
     beta = np.float32(local.config.server_momentum)
     for key, aggregate in client.history:
         if aggregate is not None and key is not None:
-            step = local.project(key).adjoint(aggregate)
+            step = local.project(key).adjoint(local.rotate(key).adjoint(aggregate))
             if beta:
                 velocity = step = beta * velocity + step
             model = model + step
@@ -133,7 +138,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
     thetas = local.train(start, Objective(gradient, weights, rate, at_once=True))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
-    return [Upload(state, theta, marks[id(state)]) for state, theta in zip(states, thetas, strict=True)]
+    sent = local.rotate(key).forward(thetas)
+    return [Upload(state, vector, marks[id(state)]) for state, vector in zip(states, sent, strict=True)]
 
 
 def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
@@ -147,23 +153,41 @@ def fingerprint(family: str, key: SecretKey, model: Vector) -> bytes:
     if not FAMILIES[family].same_bits:
         sketch = make_projection("sign", secret, model.size, min(_SKETCH_NUMBERS, model.size)).forward(model)
         shift = secret.derive("shift").keystream(4 * sketch.size).view("<u4") * 2.0**-32
-        data = np.floor(sketch / _SKETCH_GRID + shift).astype("<i8").tobytes()
+        steps = np.clip(sketch.astype(np.float64) / _SKETCH_GRID, -(2.0**62), 2.0**62)
+        data = np.floor(steps + shift).astype("<i8").tobytes()
     else:
         data = model.astype("<f4", copy=False).tobytes()
     # A key of its own: `secret` is one for HKDF, which is HMAC inside, and no key serves two purposes.
     return hmac.new(secret.derive("mac").reveal(), data, hashlib.sha256).digest()[:FINGERPRINT_BYTES]
 
 
+_KEYS = ("the round keys are secret", "HKDF and AES are as good as ideal")
+
+
+def _seen_by_the_server(config: Resolved) -> Event:
+    """What uploads without noise tell who does not know the round keys; docs/privacy.md, "Rotation"."""
+    learnt = "the inner products of the clients' steps of a round"
+    if config.secure_aggregation:
+        learnt = "the norm of the mean step of a round"
+    if config.rotation == "haar":
+        more = "nothing else"
+    elif config.rotation == "none" and config.projection == "gaussian":
+        more = "as local training is SGD with momentum, nothing else"
+    elif config.rotation == "none":
+        more = f"what else the uploads tell under a '{config.projection}' matrix without a rotation is not known"
+    else:
+        more = f"that a '{config.rotation}' rotation, which is not a uniformly random one, hides all else is not proved"
+    return Unsupported(f"the server learns {learnt}, and {more}; no differential privacy is claimed")
+
+
 def _releases(config: Resolved) -> list[Release]:
     if config.private:
         return releases(config)
-    gram = Unsupported("the server learns inner products of the clients' vectors; no differential privacy is claimed")
     known: Event = NonPrivate("who knows the matrix can read each client's step in the subspace")
     if config.secure_aggregation:
-        gram = Unsupported("the server learns the norm of the mean step of a round; no differential privacy is claimed")
         known = Unsupported("who knows the matrix can read the mean step, which is released without noise")
     return [
-        Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, gram, ("the round keys are secret",)),
+        Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, _seen_by_the_server(config), _KEYS),
         Release(Adversary.SERVER_AND_CLIENT, Adjacency.CLIENT_ADD_REMOVE, known),
         *averages_released(),
     ]
@@ -171,7 +195,9 @@ def _releases(config: Resolved) -> list[Release]:
 
 SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
-    settings=AVERAGING_SETTINGS | PRIVACY_SETTINGS | {"projection", "sealing", "proximal"},
+    settings=AVERAGING_SETTINGS
+    | PRIVACY_SETTINGS
+    | {"projection", "rotation", "bits_down", "bytes", "sealing", "proximal"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

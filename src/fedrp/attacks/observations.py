@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.algorithms.client_side import Local, Participant, Step
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
+from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
 from fedrp.config.checks import require_choice
@@ -24,6 +25,7 @@ from fedrp.learning.initial import public_initial, secret_initial
 from fedrp.learning.layout import built, layout_of
 from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
@@ -58,9 +60,13 @@ def find_observations(view: View, guess: RunSeed, round_: int = 1) -> list[Obser
     secret = ALGORITHMS[config.algorithm].server.round_keys
     projection = _project(view, model.size)(keys[round_]) if secret else None
     difference = UPDATES[config.algorithm]
+    vectors = _vectors(view, round_)
+    if secret:
+        rotation = _rotate(view)(keys[round_])
+        vectors = {clients: _turned_back(rotation, vector) for clients, vector in vectors.items()}
     return [
         Observation(clients, difference(vector, model, projection), model, projection, secret and view.insider is None)
-        for clients, vector in _vectors(view, round_).items()
+        for clients, vector in vectors.items()
     ]
 
 
@@ -74,7 +80,7 @@ def opened_keys(view: View) -> Keys:
     for client, message in view.messages(Kind.SEALED):
         if client == insider.client:
             place = Place(
-                *(message.run, message.round, message.sender, client, message.projection),
+                *(view.public.run, message.round, message.sender, client, wire_tag(view.public.config)),
                 *(hellos[0], view.public.config.sealing),  # it said hello with the digest of its roster
             )
             keys[message.round] = insider.identity.open(message.payload.tobytes(), place)
@@ -82,7 +88,7 @@ def opened_keys(view: View) -> Keys:
 
 
 def angles(view: View, round_: int = 1) -> npt.NDArray[np.float64]:
-    """Cosines between the clients' vectors of a round: with lengths, all that a secret `gaussian` matrix leaves."""
+    """Cosines between the clients' vectors of a round: with lengths, all that a secret rotation leaves."""
     vectors = np.stack(list(uploads(view, round_).values()))
     if ALGORITHMS[view.public.config.algorithm].delivers == "client":
         vectors -= vectors.mean(axis=0)  # models are uploaded, not steps: all clients' models point the same way
@@ -141,6 +147,21 @@ def _project(view: View, parameters: int) -> Callable[[SecretKey], Projection]:
     return project
 
 
+def _rotate(view: View) -> Callable[[SecretKey], Rotation]:
+    config = view.public.config
+
+    def rotate(key: SecretKey) -> Rotation:
+        return make_rotation(config.rotation, key, config.dim)
+
+    return rotate
+
+
+def _turned_back(rotation: Rotation, vector: Update) -> Update:
+    """An upload as it was before the rotation; what follows it, the vote of an adaptive clip, is not turned."""
+    turned = rotation.adjoint(vector[: rotation.size].astype(np.float32))
+    return np.concatenate([turned.astype(np.float64), vector[rotation.size :]])
+
+
 def _model(view: View, keys: Keys, round_: int) -> Vector:
     """The common model that a round starts from, made as a client makes it: from keys and aggregates."""
     public = view.public
@@ -151,7 +172,7 @@ def _model(view: View, keys: Keys, round_: int) -> Vector:
     updates = {past: pipeline.update_of(aggregate) for past, aggregate in _aggregates(view).items()}
     history = [Step(keys.get(past), updates.get(past)) for past in range(round_)]
     size = layout_of(built(public.model)).size
-    local = Local(public.config, None, _project(view, size), _no_training)
+    local = Local(public.config, None, _project(view, size), _rotate(view), _no_training)
     start = Participant(algorithm.client.init(public.config, initial), history)
     return algorithm.client.finish(local, start).model
 

@@ -7,7 +7,7 @@ from fedrp.config.run import RunConfig
 from fedrp.learning.task import Task
 from fedrp.learning.zoo import InputShape
 from fedrp.rng import RunSeed
-from fedrp.simulation.identities import simulated_identity
+from fedrp.simulation.identities import simulated_identity, simulated_run_id
 from fedrp.simulation.simulate import simulate
 from fedrp.types import Packets
 
@@ -20,5 +20,5 @@ def record(config: RunConfig, task: Task, shape: InputShape, classes: int, low: 
         packets.extend(Packet(client, data) for part in (sent, replies) for client, data in part.items())
 
     config = simulate(config, task, tap=tap).config
-    public = Public(config, task.model, task.loss, shape, classes, low, high)
+    public = Public(config, simulated_run_id(config), task.model, task.loss, shape, classes, low, high)
     return Recording(public, tuple(packets), functools.partial(simulated_identity, RunSeed(config.seed)))

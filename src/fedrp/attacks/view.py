@@ -34,9 +34,10 @@ class Packet(NamedTuple):
 
 @dataclass(frozen=True)
 class Public:
-    """What everybody knows: the settings, the architecture, how images are scaled."""
+    """What everybody knows: the settings, the run's id, the architecture, how images are scaled."""
 
     config: Resolved
+    run: bytes
     model: ModelFactory
     loss: Loss
     shape: InputShape  # of an image

@@ -24,6 +24,7 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
+from fedrp.compression.coding import Coding
 from fedrp.config.checks import require, require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.roster import Roster
@@ -37,6 +38,7 @@ from fedrp.privacy.events import Adversary, Event
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client, Site, Workbench
@@ -229,7 +231,9 @@ class Mechanism:
 
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
-        config, bench = self.config, self._bench(inside, seed)
+        # Who is given a round key can take the rotation off, which keeps norms and noise alike.
+        config = dataclasses.replace(self.config, rotation="none" if self.config.rotation else "")
+        bench = self._bench(config, inside, seed)
         size = bench.upload_size
         server = new_server(config, _RUN, size)
         sites = [_site(seed, client) for client in range(config.clients)]
@@ -238,28 +242,30 @@ class Mechanism:
         # With the same secrets, what is under the masks is what would be sent without them.
         bare = dataclasses.replace(config, secure_aggregation=False)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
-        server = begin(server, carrier, store, config.clients)
+        server, up = begin(server, carrier, store, config.clients), server.pipeline.upload_coding(size)
         for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
             if not config.secure_aggregation:
                 heard = carrier.heard
-                run.uploads.append({client: _payload(reply, Kind.UPLOAD, size) for client, reply in heard.items()})
+                run.uploads.append({client: _numbers(reply, Kind.UPLOAD, up) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
-            run.aggregates.append(_payload(news, Kind.AGGREGATE, size, closed.server.round))
+            run.aggregates.append(_numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round))
         return run
 
-    def _bench(self, inside: bool, seed: int) -> Workbench:
-        config = self.config
+    def _bench(self, config: Resolved, inside: bool, seed: int) -> Workbench:
         template, laws, public, model = _prepared(self.parameters)
 
         @functools.lru_cache(maxsize=2)
         def project(key: SecretKey) -> Projection:
             return make_projection(config.projection, key, self.parameters, config.dim)
 
+        def rotate(key: SecretKey) -> Rotation:
+            return make_rotation(config.rotation, key, config.dim)
+
         def initial(key: SecretKey | None) -> Vector:
             return public if key is None else drawn_initial(template, laws, key)
 
         trainer = CanaryTrainer(model, inside, config.algorithm == "fedrp")
-        return Workbench(config, _RUN, _roster(seed, config.clients), trainer, project, initial)
+        return Workbench(config, _RUN, _roster(seed, config.clients), trainer, project, rotate, initial)
 
 
 @functools.lru_cache(maxsize=4)
@@ -278,9 +284,9 @@ def _site(seed: int, client: int) -> Site:
     return simulated_site(RunSeed(seed), client, _NOBODY)
 
 
-def _payload(packet: bytes, kind: Kind, size: int, round_: int | None = None) -> Vector:
+def _numbers(packet: bytes, kind: Kind, coding: Coding, round_: int | None = None) -> Vector:
     messages = [m for m in wire.messages_of(wire.decode(packet), kind) if round_ in (None, m.round)]
-    return wire.vector(messages[-1], size)
+    return wire.numbers(messages[-1], coding, _RUN)
 
 
 # --- what an adversary makes of it ---------------------------------------------------------------------------------

@@ -109,11 +109,19 @@ def projection_names() -> Iterable[str]:
     return FAMILIES
 
 
+def rotation_names() -> Iterable[str]:
+    """Of all kinds of rotation."""
+    from fedrp.projection.rotation import ROTATIONS
+
+    return ROTATIONS
+
+
 _NAMES = {
     "algorithm": algorithm_names,
     "dataset": dataset_names,
     "model": model_names,
     "projection": projection_names,
+    "rotation": rotation_names,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedrp.config.checks import require, require_choice, require_types, setting
 from fedrp.errors import ConfigError
+from fedrp.types import MAX_CLIENTS, MAX_ROUNDS
 
 WEIGHTINGS = ("uniform", "samples")
 SAMPLINGS = ("fixed", "poisson")
@@ -19,6 +20,7 @@ _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each 
 _TRIMMED = "trimmed:"
 _SMALLEST_SHARE = 1e-6
 DEFAULT_QUORUM = 0.5
+_BITS = (*range(1, 9), 16, 32)  # of a number; fewer than one: not all of them are sent
 _LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
 
 
@@ -43,6 +45,10 @@ class RunConfig:
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
     dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
     projection: str | None = setting(None, "projection family: {names}; default by size")
+    rotation: str | None = setting(None, "secret rotation of what is sent: {names}; default by algorithm and size")
+    bits: float = setting(32.0, "bits of a number that a client sends: 1 to 8, 16, 32, or a fraction below 1")
+    bits_down: float = setting(32.0, "bits of a number that the server sends ({names})")
+    bytes: int | None = setting(None, "bytes of numbers each way, instead of dim, bits and bits_down ({names})")
     train_examples: int | None = setting(None, "use only this many training examples, drawn at random; default all")
     partition: str = setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = setting(1.0, "fraction of clients that take part in a round")
@@ -114,6 +120,8 @@ class Resolved(RunConfig):
     lr: float = 0.0
     rho: float = 0.0
     projection: str = ""
+    rotation: str = ""
+    bytes: int = 0
     train_examples: int = 0  # 0: all
     quorum: float = DEFAULT_QUORUM
     server_momentum: float = 0.0
@@ -186,7 +194,9 @@ def _check_data(config: RunConfig) -> None:
 
 
 def _check_federation(config: RunConfig) -> None:
-    _require_whole(config, "clients", "rounds")
+    for name, most in (("clients", MAX_CLIENTS), ("rounds", MAX_ROUNDS)):  # messages number no more of them
+        value = getattr(config, name)
+        require(1 <= value <= most, name, value, f"a whole number from 1 to {most:,}")
     for name in ("participation", "quorum"):
         value = getattr(config, name)
         require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
@@ -207,6 +217,10 @@ def _check_local_training(config: RunConfig) -> None:
 
 def _check_projection(config: RunConfig) -> None:
     _require_whole(config, "dim")
+    for name in ("bits", "bits_down"):
+        value = getattr(config, name)
+        require(0 < value < 1 or value in _BITS, name, value, "1 to 8, 16, 32, or a fraction between 0 and 1")
+    _require_whole(config, "bytes")
 
 
 def _check_privacy(config: RunConfig) -> None:
@@ -246,7 +260,7 @@ GROUPS = (
         ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
         _check_local_training,
     ),
-    Group("Projection", ("dim", "projection"), _check_projection),
+    Group("Size of messages", ("dim", "projection", "rotation", "bits", "bits_down", "bytes"), _check_projection),
     Group(
         "Privacy",
         (

@@ -1,6 +1,7 @@
-"""Settings from TOML files and to JSON, and records from settings."""
+"""Settings from TOML files, to JSON and to a digest, and records from settings."""
 
 import dataclasses
+import hashlib
 import json
 import tomllib
 import typing
@@ -47,3 +48,14 @@ def from_settings(record: type[Record], settings: dict[str, Any]) -> Record:
 def to_json(config: RunConfig) -> str:
     """The config as JSON, as it is kept in a run folder."""
     return json.dumps(dataclasses.asdict(config.stored), indent=2)
+
+
+def settings_digest(config: RunConfig) -> bytes:
+    """32 bytes that stand for all settings: equal where two parties train, clip and mask alike.
+
+    Fractions count with six digits: defaults that machines compute for themselves may differ in the last one.
+    """
+    values = dataclasses.asdict(config.stored).items()
+    told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()

@@ -3,6 +3,7 @@
 The argument is in `fedrp.crypto.secure_aggregation`.
 """
 
+import functools
 import hashlib
 import struct
 from collections.abc import Iterable
@@ -11,15 +12,51 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.crypto.sealing import MaskKey
+from fedrp.crypto.roster import Roster
+from fedrp.crypto.sealing import MaskKey, mask_key_of
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort, digest
+from fedrp.crypto.sizes import MASK_ENTRY_BYTES
+from fedrp.errors import ProtocolError
 from fedrp.types import Vector, Words
 
 PeerKeys = npt.NDArray[np.uint8]  # (clients, 32): public mask keys; zeros where one is not known
 
 NO_PEERS: PeerKeys = np.zeros((0, 32), np.uint8)
 _CHUNK = 1 << 18  # numbers; the mask of one pair need never be held whole
+
+
+@functools.lru_cache(maxsize=2)  # simulated clients share one array
+def peer_keys(payload: bytes, roster: Roster, run: bytes) -> PeerKeys:
+    """The mask keys of a list of clients' numbers and signed keys, all of them signed by their owners for this run."""
+    keys = np.zeros((len(roster.entries), 32), np.uint8)
+    if len(payload) % MASK_ENTRY_BYTES:
+        raise ProtocolError(f"mask keys come in {MASK_ENTRY_BYTES} bytes each, got {len(payload)}")
+    for start in range(0, len(payload), MASK_ENTRY_BYTES):
+        (client,) = struct.unpack_from("<I", payload, start)
+        if client >= len(roster.entries):
+            raise ProtocolError(f"a mask key of client {client}, who is not in the roster")
+        if keys[client].any():
+            raise ProtocolError(f"two mask keys of client {client} in one packet: refused")
+        signed = payload[start + 4 : start + MASK_ENTRY_BYTES]
+        public = mask_key_of(signed, roster.entries[client].keys.ed25519, run, roster.digest, client)
+        keys[client] = np.frombuffer(public, np.uint8)
+    keys.flags.writeable = False
+    return keys
+
+
+def merged_keys(client: int, known: PeerKeys, told: PeerKeys) -> PeerKeys:
+    """All mask keys that `client` knows once it was told some more: none is replaced.
+
+    Raises:
+        ProtocolError: one of them is another than is known.
+    """
+    if not known.size:
+        return told
+    have, new = np.asarray(known.any(axis=1)), np.asarray(told.any(axis=1))
+    if (known[have & new] != told[have & new]).any():
+        raise ProtocolError(f"client {client} was sent another mask key of a client than it has: refused")
+    return np.where(have[:, None], known, told)
 
 
 def extended(transcript: bytes, applied_in: int, past: int, aggregate: Vector | None, key: SecretKey | None) -> bytes:

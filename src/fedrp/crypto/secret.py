@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from scipy.special import ndtri
 
-from fedrp.crypto.sizes import KEY_BYTES
+from fedrp.types import KEY_BYTES
 
 _AES_BLOCK = 16
 _CHUNK = 1 << 20

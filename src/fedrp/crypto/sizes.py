@@ -1,8 +1,8 @@
 """How long keys, envelopes and signatures are: what a party that holds no key may know of them."""
 
 from fedrp.errors import ProtocolError
+from fedrp.types import KEY_BYTES as KEY_BYTES
 
-KEY_BYTES = 32
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 DIGEST_BYTES = 32
@@ -17,6 +17,7 @@ ENVELOPE_BYTES = {
 }
 # Of a mask key as it is sent: the public key and the identity's signature.
 MASK_KEY_BYTES = PUBLIC_KEY_BYTES + SIGNATURE_BYTES
+MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # with its owner's number before it
 
 
 def split(data: bytes, size: int, count: int, what: str) -> list[bytes]:

@@ -33,7 +33,7 @@ class GridCarrier:
 
     grid: Grid
     run: bytes
-    projection: int  # its code on the wire
+    context: bytes  # of its messages
     clients: int
     pacing: Pacing
     say: Say
@@ -227,7 +227,7 @@ class GridCarrier:
     def _introduced(self, hello: bytes) -> int:
         """The client that a HELLO is from."""
         for message in wire.messages_of(wire.decode(hello, _HELLO_LIMITS), Kind.HELLO):
-            if (message.run, message.projection) == (self.run, self.projection) and message.sender < self.clients:
+            if message.context == self.context and message.sender < self.clients:
                 return message.sender
         raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
 

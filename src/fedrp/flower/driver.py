@@ -8,10 +8,10 @@ import os
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedrp.algorithms.cohort import Coins
 from fedrp.flower.carrier import GridCarrier, Say, troubles
 from fedrp.flower.messages import FINISH
 from fedrp.flower.settings import Pacing
+from fedrp.mechanisms.cohort import Coins
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import ClosedRound, begin, rounds
 from fedrp.protocol.server_state import Server
@@ -24,7 +24,7 @@ def drive(grid: Grid, server: Server, folder: ServerFolder, pacing: Pacing, say:
     Raises:
         QuorumError: too few sites for too long. Nothing is lost: drive again with the same folder.
     """
-    carrier = GridCarrier(grid, server.run, server.tag, server.config.clients, pacing, say)
+    carrier = GridCarrier(grid, server.run, server.context, server.config.clients, pacing, say)
     folder.report({**_about(server), "finished": False})
     if server.round:
         say(f"going on after round {server.round}")

@@ -31,14 +31,14 @@ class Projection(ABC):
 
     def forward(self, vectors: FloatArray, out: FloatArray | None = None) -> FloatArray:
         """A w, for one vector (n,) -> (m,) or for each row of a stack (k, n) -> (k, m)."""
-        stack = _stack("vectors", vectors, self.columns)
+        stack = as_stack("vectors", vectors, self.columns)
         result = _result(out, (*vectors.shape[:-1], self.rows))
         self._forward(stack, result.reshape(-1, self.rows))
         return result
 
     def adjoint(self, coefficients: FloatArray, out: FloatArray | None = None) -> FloatArray:
         """A' theta, for one vector (m,) -> (n,) or for each row of a stack (k, m) -> (k, n)."""
-        stack = _stack("coefficients", coefficients, self.rows)
+        stack = as_stack("coefficients", coefficients, self.rows)
         result = _result(out, (*coefficients.shape[:-1], self.columns))
         self._adjoint(stack, result.reshape(-1, self.columns))
         return result
@@ -65,7 +65,7 @@ def _has_plain_rows(array: FloatArray) -> bool:
     return array.flags.aligned and apart and (step == array.itemsize or array.shape[-1] == 1)
 
 
-def _stack(name: str, array: FloatArray, length: int) -> FloatArray:
+def as_stack(name: str, array: FloatArray, length: int) -> FloatArray:
     """A vector or stack as a stack of contiguous rows."""
     if array.dtype != np.float32 or array.ndim not in (1, 2) or array.shape[-1] != length:
         raise ValueError(

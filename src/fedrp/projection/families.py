@@ -23,6 +23,7 @@ from fedrp.errors import ConfigError
 from fedrp.projection import kernels
 from fedrp.projection.base import FloatArray as FloatArray
 from fedrp.projection.base import Projection as Projection
+from fedrp.projection.deviates import UNIT, fill_normals
 from fedrp.projection.tags import TAGS
 
 DEFAULT_MEMORY = 1 << 30  # bytes that a `gaussian` matrix may occupy; a larger one is generated anew at each use
@@ -40,7 +41,7 @@ class GaussianProjection(Projection):
         super().__init__(columns, rows)
         self.norm_bound = _gaussian_norm(columns, rows)
         self._key = key
-        self._pitch = _round_up(columns, 2 * kernels.PAIRS)
+        self._pitch = _round_up(columns, UNIT)
         self._matrix: FloatArray | None = None
         if 4 * rows * self._pitch <= memory_bytes:
             self._matrix = np.empty((rows, self._pitch), np.float32)
@@ -84,20 +85,7 @@ class GaussianProjection(Projection):
 
     def _generate(self, tile: FloatArray, row: int, column: int) -> None:
         """Fill a tile of whole units with A's entries from (row, column) on."""
-        if tile.shape[1] == self._pitch:
-            tile = tile.reshape(1, -1)  # whole rows are one stretch of the stream
-        segments = -(-tile.shape[1] // _STREAM_WORDS)
-        first = row * self._pitch + column
-        kernels.run(self._generate_segments, len(tile) * segments, tile.size, tile, first, segments)
-
-    def _generate_segments(self, tile: FloatArray, first: int, segments: int, start: int, stop: int) -> None:
-        words = np.empty(min(tile.shape[1], _STREAM_WORDS), "<u4")
-        scale = np.float32(1 / math.sqrt(self.rows))
-        for task in range(start, stop):
-            i, j = task // segments, task % segments * _STREAM_WORDS
-            part = tile[i, j : j + _STREAM_WORDS]
-            self._key.keystream_into(words[: part.size], 4 * (first + i * self._pitch + j))
-            kernels.normals(words[: part.size], scale, part)
+        fill_normals(self._key, tile, row * self._pitch + column, self._pitch, 1 / math.sqrt(self.rows))
 
 
 class SignProjection(Projection):
@@ -230,7 +218,6 @@ def make_projection(
 _BLOCK = 1 << 13  # coordinates per block of `sign` at least; part of its definition
 _TILE_COLUMNS = 1 << 17
 _TILE_ENTRIES = 1 << 21
-_STREAM_WORDS = 1 << 15  # the stream passes from AES to Box-Muller through the second-level cache
 
 
 def _round_up(number: int, unit: int) -> int:

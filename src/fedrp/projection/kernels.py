@@ -22,6 +22,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., None])
 TILE = 1 << 14  # sums per task of `fold`: their 128 KiB stay in the second-level cache
 PAIRS = 64  # `normals` works in units of this many radius words followed by as many angle words
 STRIP = 64  # columns per task of `transpose`
+LANES = 128  # partial sums of `reflect`: as many as hide the time that an addition takes
 _VALUES_PER_THREAD = 1 << 18  # with less work than this, a thread costs more time than it saves
 
 _threads: int = vars(numba.config)["NUMBA_NUM_THREADS"]
@@ -153,14 +154,22 @@ def unfold(
         _copy_signed(out[cut:], sums[row], signs[block // 8, cut:length], block % 8, one)
 
 
-# hadamard: blocks of 4**k coordinates, negated as above and transformed. The blocks lie side by side, but the last
+# hadamard: blocks of 2**k coordinates, negated as above and transformed. The blocks lie side by side, but the last
 # is moved back to end with the vector, so it may overlap the one before and must be done after it (undone before it).
 
 
 @_kernel
 def _transform(x: Array) -> None:
-    """The Walsh-Hadamard transform in place, without scaling."""
+    """The Walsh-Hadamard transform in place, without scaling: two levels at a time, and an odd one first."""
     step = 1
+    while step < x.size:
+        step *= 4
+    odd = step > x.size
+    step = 1
+    if odd:
+        for i in range(0, x.size, 2):
+            x[i], x[i + 1] = x[i] + x[i + 1], x[i] - x[i + 1]
+        step = 2
     while step < x.size:
         for i in range(0, x.size, 4 * step):
             a, b = x[i : i + step], x[i + step : i + 2 * step]
@@ -175,7 +184,7 @@ def _transform(x: Array) -> None:
 def mix(flat: Array, out: Array, signs: Array, undo: bool, start: int, stop: int) -> None:
     """Negate and transform the blocks of a vector, orthonormally, or undo it. `out` may be the same memory."""
     size = signs.shape[1]
-    scale = np.float32(1 / np.sqrt(size))  # a power of two
+    scale = np.float32(1 / np.sqrt(size))
     scratch = np.empty(size, np.float32)
     for block in range(start, stop):
         base = min(block * size, flat.size - size)
@@ -253,3 +262,58 @@ def transpose(source: Array, out: Array, add: bool, start: int, stop: int) -> No
         for i in range(rows):
             for j in range(strip * STRIP, min((strip + 1) * STRIP, columns)):
                 out[i, j] = out[i, j] + source[j, i] if add else source[j, i]
+
+
+# haar: reflections I - f v v' of vectors that normals make, in float64. Widths are multiples of LANES.
+
+
+@_kernel
+def _dot(a: Array, b: Array, lanes: Array) -> None:
+    """Leave the inner product in lanes[0]: LANES sums of every LANES-th product, then halves added to halves."""
+    lanes[:] = 0
+    for i in range(0, a.size, LANES):
+        left, right = a[i : i + LANES], b[i : i + LANES]
+        for j in range(LANES):
+            lanes[j] += np.float64(left[j]) * np.float64(right[j])
+    half = LANES // 2
+    while half:
+        for j in range(half):
+            lanes[j] += lanes[half + j]
+        half //= 2
+
+
+@_kernel
+def reflectors(vectors: Array, size: int, factors: Array, start: int, stop: int) -> None:
+    """Turn rows x of normals, of which row r is x[r : size], into reflections that map e_r to +-x/||x||.
+
+    That is v = x + sign(x_r) ||x|| e_r, zero outside [r, size), and f = 2/||v||^2. A task is one row.
+    """
+    lanes = np.empty(LANES, np.float64)
+    for r in range(start, stop):
+        v = vectors[r]
+        v[:r] = 0
+        v[size:] = 0
+        _dot(v, v, lanes)
+        length = np.sqrt(lanes[0])
+        v[r] = np.float32(v[r] + length if v[r] >= 0 else v[r] - length)
+        _dot(v, v, lanes)
+        factors[r] = 2 / lanes[0]
+
+
+@_kernel
+def reflect(vectors: Array, factors: Array, stack: Array, undo: bool, start: int, stop: int) -> None:
+    """Apply reflections to the last coordinates of each row in place, the last one first; to undo, the first one.
+
+    A task is one row of the stack, which is as long as the vectors or longer.
+    """
+    lanes = np.empty(LANES, np.float64)
+    count, width = vectors.shape
+    for row in range(start, stop):
+        y = stack[row, stack.shape[1] - width :]
+        for step in range(count):
+            r = step if undo else count - 1 - step
+            v = vectors[r]
+            _dot(v, y, lanes)
+            c = lanes[0] * factors[r]
+            for i in range(width):
+                y[i] -= c * np.float64(v[i])

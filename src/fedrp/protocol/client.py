@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
-from fedrp.algorithms.mechanisms.base import AtClient
+from fedrp.compression import coding as codes
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.mechanisms.base import AtClient
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.client_state import (
     Client,
@@ -45,7 +46,7 @@ def hello(bench: Workbench, index: int, site: Site) -> bytes:
     if bench.config.secure_aggregation:
         signed = signed_mask_key(_mask_key(site, index), site.identity, bench.run, digest, index)
     payload = wire.raw(digest + signed)
-    return wire.encode([Message(Kind.HELLO, bench.run, 0, index, payload, weight_of(bench, site), bench.tag)])
+    return wire.encode([Message(Kind.HELLO, bench.context, 0, index, payload, weight_of(bench, site))])
 
 
 def _mask_key(site: Site, index: int) -> MaskKey:
@@ -121,7 +122,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 
     key = opened_key(bench, works[0].client, works[0].site, round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
-    local = Local(config, key, bench.project, train, bench.trainer.model.device)
+    local = Local(config, key, bench.project, bench.rotate, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
@@ -159,7 +160,7 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
     state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
     memory = bench.algorithm.server.memory
-    past = past_rounds(bench.pipeline, bench.aggregate_size, inbox.messages, client.since, round_)
+    past = past_rounds(bench.pipeline, bench.run, bench.aggregate_size, inbox.messages, client.since, round_)
     keys = [opened_key(bench, client, site, step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
@@ -200,7 +201,9 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         sent = _masker(bench, client, site, round_, context.cohort).masked(sent)
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
-    fields = (bench.run, round_, client.index, sent, weight_of(bench, site), bench.tag, mark)
+    coding = bench.pipeline.upload_coding(bench.upload_size)
+    payload = coding.encode(sent, codes.place_of(bench.run, round_, client.index))
+    fields = (bench.context, round_, client.index, payload, weight_of(bench, site), mark, coding.width)
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
@@ -244,7 +247,7 @@ def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -
         raise ProtocolError(f"client {client.index} helped in another recovery of round {request.round}: refused")
     masker = _masker(bench, client, site, request.round, client.call)
     words = masker.correction(left_out, bench.upload_size)
-    correction = Message(Kind.CORRECTION, bench.run, request.round, client.index, words, 0, bench.tag)
+    correction = Message(Kind.CORRECTION, bench.context, request.round, client.index, words)
     return dataclasses.replace(client, left_out=left_out), correction
 
 
@@ -273,7 +276,8 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)
-    return bench.algorithm.client.finish(Local(bench.config, None, bench.project, _no_training), plan.participant)
+    local = Local(bench.config, None, bench.project, bench.rotate, _no_training)
+    return bench.algorithm.client.finish(local, plan.participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:
@@ -287,5 +291,5 @@ def _dealt(bench: Workbench, client: Client, site: Site, round_: int) -> tuple[C
     key = site.entropy.secret("round-key", round_)
     place = place_of(bench, round_, client.index, client.index)
     envelopes = seal_to_all(key, site.identity, bench.roster.keys, place)
-    deal = Message(Kind.DEAL, bench.run, round_, client.index, wire.raw(envelopes), 0, bench.tag)
+    deal = Message(Kind.DEAL, bench.context, round_, client.index, wire.raw(envelopes))
     return dataclasses.replace(client, dealt=round_), deal

@@ -4,24 +4,22 @@ import dataclasses
 import functools
 import hashlib
 import logging
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config.run import Resolved
-from fedrp.crypto.masks import NO_PEERS, PeerKeys
+from fedrp.config.toml import settings_digest
+from fedrp.crypto.masks import NO_PEERS, PeerKeys, merged_keys, peer_keys
 from fedrp.crypto.roster import Roster
-from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, mask_key_of, verify
+from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.engines.choice import SEQUENTIAL, make_trainer
@@ -31,9 +29,9 @@ from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import wire
-from fedrp.protocol.history import settings_digest
-from fedrp.protocol.limits import MASK_ENTRY_BYTES, from_server
+from fedrp.protocol.limits import from_server
 from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
@@ -93,6 +91,7 @@ class Workbench:
     roster: Roster  # pinned: nothing that the server says can change it
     trainer: Trainer
     project: Callable[[SecretKey], Projection]  # the matrix of a round key
+    rotate: Callable[[SecretKey], Rotation]  # and its rotation
     initial: Callable[[SecretKey | None], Vector]  # the first model, from the initial secret or the public seed
 
     @property
@@ -104,6 +103,11 @@ class Workbench:
     def tag(self) -> int:
         """The projection's code on the wire."""
         return wire_tag(self.config)
+
+    @functools.cached_property
+    def context(self) -> bytes:
+        """What stands for this run and its projection in messages."""
+        return wire.context_of(self.run, self.tag)
 
     @property
     def upload_size(self) -> int:
@@ -152,11 +156,15 @@ def make_workbench(
     def project(key: SecretKey) -> Projection:
         return make_projection(config.projection, key, size, config.dim, projection_memory)
 
+    @functools.lru_cache(maxsize=2)
+    def rotate(key: SecretKey) -> Rotation:
+        return make_rotation(config.rotation, key, config.dim)
+
     @functools.lru_cache(maxsize=1)
     def initial(key: SecretKey | None) -> Vector:
         return public_initial(factory, seed) if key is None else secret_initial(factory, key)
 
-    return Workbench(config, run, roster, trainer, project, initial)
+    return Workbench(config, run, roster, trainer, project, rotate, initial)
 
 
 def weight_of(bench: Workbench, site: Site) -> int:
@@ -205,12 +213,10 @@ def read_packet(bench: Workbench, packet: bytes) -> Inbox:
 def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
     """The messages, once all of them are known to belong to this run and this projection."""
     for message in messages:
-        if message.run != bench.run:
-            raise ProtocolError(f"{message.kind.name} of round {message.round} belongs to another run")
-        if message.projection != bench.tag:
+        if message.context != bench.context:
             raise ProtocolError(
-                f"{message.kind.name} of round {message.round} was made for another projection: "
-                "use the same fedrp version and --projection everywhere"
+                f"{message.kind.name} of round {message.round} belongs to another run, or was made for another "
+                "projection: use the same fedrp version and --projection everywhere"
             )
     return messages
 
@@ -238,7 +244,7 @@ def noted(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> tuple[C
             site.identity.open(envelope.sealed, place)
         except ProtocolError as error:  # the dealer's fault or the server's: either way another key is needed
             _log.warning("client %d complains about the key of round %d: %s", client.index, message.round, error)
-            fields = (bench.run, message.round, client.index, wire.EMPTY, envelope.dealer, bench.tag)
+            fields = (bench.context, message.round, client.index, wire.EMPTY, envelope.dealer)
             return client, Message(Kind.COMPLAINT, *fields)
         envelopes[message.round] = envelope
     return dataclasses.replace(client, envelopes=envelopes), None
@@ -262,35 +268,6 @@ def _restarted(bench: Workbench, client: Client, inbox: Inbox) -> Client:
 def _with_mask_keys(bench: Workbench, client: Client, inbox: Inbox) -> Client:
     """The client with the mask keys that it was given; each is checked once and never replaced."""
     for message in inbox.of(Kind.MASK_KEYS):
-        told = _peer_keys(message.payload.tobytes(), bench.roster, bench.run)
-        if not client.mask_keys.size:
-            client = dataclasses.replace(client, mask_keys=told)  # simulated clients share one array
-            continue
-        known, new = _given(client.mask_keys), _given(told)
-        if (client.mask_keys[known & new] != told[known & new]).any():
-            raise ProtocolError(f"client {client.index} was sent another mask key of a client than it has: refused")
-        client = dataclasses.replace(client, mask_keys=np.where(known[:, None], client.mask_keys, told))
+        told = peer_keys(message.payload.tobytes(), bench.roster, bench.run)
+        client = dataclasses.replace(client, mask_keys=merged_keys(client.index, client.mask_keys, told))
     return client
-
-
-def _given(keys: PeerKeys) -> npt.NDArray[np.bool_]:
-    return np.asarray(keys.any(axis=1))
-
-
-@functools.lru_cache(maxsize=2)
-def _peer_keys(payload: bytes, roster: Roster, run: bytes) -> PeerKeys:
-    """The mask keys of a MASK_KEYS message, all of them signed by their owners for this run."""
-    keys = np.zeros((len(roster.entries), 32), np.uint8)
-    if len(payload) % MASK_ENTRY_BYTES:
-        raise ProtocolError(f"mask keys come in {MASK_ENTRY_BYTES} bytes each, got {len(payload)}")
-    for start in range(0, len(payload), MASK_ENTRY_BYTES):
-        (client,) = struct.unpack_from("<I", payload, start)
-        if client >= len(roster.entries):
-            raise ProtocolError(f"a mask key of client {client}, who is not in the roster")
-        if keys[client].any():
-            raise ProtocolError(f"two mask keys of client {client} in one packet: refused")
-        signed = payload[start + 4 : start + MASK_ENTRY_BYTES]
-        public = mask_key_of(signed, roster.entries[client].keys.ed25519, run, roster.digest, client)
-        keys[client] = np.frombuffer(public, np.uint8)
-    keys.flags.writeable = False
-    return keys

@@ -1,18 +1,14 @@
 """What a packet tells a client of past rounds: aggregates, and rounds that were given up."""
 
-import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms.mechanisms.base import Reach
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
-from fedrp.config.run import Resolved
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.errors import ProtocolError
+from fedrp.mechanisms.base import Reach
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import Vector
@@ -28,7 +24,9 @@ class Past(NamedTuple):
     aggregate: Vector | None
 
 
-def past_rounds(pipeline: Pipeline, size: int, inbox: Sequence[Message], since: int, round_: int) -> list[Past]:
+def past_rounds(
+    pipeline: Pipeline, run: bytes, size: int, inbox: Sequence[Message], since: int, round_: int
+) -> list[Past]:
     """What a client whose state is of round `since` applies before it takes part in `round_`.
 
     Where clients replay the history that is every round from `since` on that was not given up; elsewhere it is the
@@ -53,7 +51,7 @@ def past_rounds(pipeline: Pipeline, size: int, inbox: Sequence[Message], since: 
         elif past not in aggregates:
             raise ProtocolError(f"the aggregate of round {past} is missing")
         else:
-            aggregate = wire.vector(aggregates[past], size)
+            aggregate = wire.numbers(aggregates[past], pipeline.aggregate_coding(size), run)
             require_reachable(aggregate, pipeline.reach(past, size), past)
             rounds.append(Past(past, aggregate))
     return rounds
@@ -81,14 +79,3 @@ def _largest(aggregate: Vector) -> float:
 def _norm(aggregate: Vector) -> float:
     parts = (aggregate[start : start + _CHUNK] for start in range(0, aggregate.size, _CHUNK))
     return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))
-
-
-def settings_digest(config: Resolved) -> bytes:
-    """32 bytes that stand for all settings: equal where two parties train, clip and mask alike.
-
-    Fractions count with six digits: defaults that machines compute for themselves may differ in the last one.
-    """
-    values = dataclasses.asdict(config.stored).items()
-    told = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(b"fedrp settings v1|" + text.encode()).digest()

@@ -1,22 +1,22 @@
 """How much a party takes in one packet: known from the configuration, before anything is read."""
 
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.servers import server_side
 from fedrp.config.run import Resolved
-from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES
+from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_ENTRY_BYTES, MASK_KEY_BYTES
 from fedrp.protocol.wire import Kind, Limit, Limits
-
-MASK_ENTRY_BYTES = 4 + MASK_KEY_BYTES  # a client's number and its signed mask key
 
 
 def from_server(config: Resolved, aggregate_size: int) -> Limits:
     """What a client takes in a packet of the server's."""
     replayed = config.rounds if server_side(config).memory == "history" else 1
+    aggregate = Pipeline.of(config, server_side(config)).aggregate_coding(aggregate_size).nbytes
     envelope = ENVELOPE_BYTES[config.sealing]
     return {
         Kind.ROUND: Limit(1, 8 * config.clients),
         Kind.FINISH: Limit(1, 0),
         Kind.REBUILD: Limit(1, 0),
-        Kind.AGGREGATE: Limit(replayed, 4 * aggregate_size),
+        Kind.AGGREGATE: Limit(replayed, aggregate),
         Kind.VOID: Limit(config.rounds, 0),
         Kind.SEALED: Limit(replayed + 2, envelope),  # of the set-up, of the rounds replayed, of the next one
         Kind.DEAL_REQUEST: Limit(2, 0),
@@ -27,10 +27,11 @@ def from_server(config: Resolved, aggregate_size: int) -> Limits:
 
 def from_client(config: Resolved, upload_size: int) -> Limits:
     """What the server takes in a packet of a client's."""
+    upload = Pipeline.of(config, server_side(config)).upload_coding(upload_size).nbytes
     return {
         Kind.HELLO: Limit(1, DIGEST_BYTES + MASK_KEY_BYTES),
         Kind.DEAL: Limit(2, config.clients * ENVELOPE_BYTES[config.sealing]),
-        Kind.UPLOAD: Limit(1, 4 * upload_size),
+        Kind.UPLOAD: Limit(1, upload),
         Kind.CORRECTION: Limit(1, 4 * upload_size),
         Kind.COMPLAINT: Limit(1, 0),
     }

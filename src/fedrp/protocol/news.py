@@ -23,7 +23,7 @@ def packets_with_news(
     common = functools.cache(lambda told: b"".join([*told, asked]))
 
     def packet(client: int) -> bytes:
-        told, own = _news(server, client, round_, outcome)
+        told, own = _news(server, client, round_, request.round, outcome)
         if client in also:
             return b"".join([*told, own, asked, wire.encode([also[client]])])
         return b"".join([*told, own, asked]) if own else common(told)
@@ -34,18 +34,24 @@ def packets_with_news(
 def _outcome(server: Server, past: int) -> Message:
     """What became of a round."""
     if past in server.aggregates:
-        return message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
+        sent = message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
+        return dataclasses.replace(sent, width=server.aggregate_coding.width)
     return message_of(server, Kind.VOID, past)
 
 
-def _news(server: Server, client: int, round_: int, outcome: Callable[[int], bytes]) -> tuple[tuple[bytes, ...], bytes]:
-    """What a client lacks for `round_`, encoded: outcomes of past rounds, and its own sealed keys and mask keys."""
+def _news(
+    server: Server, client: int, round_: int, asked: int, outcome: Callable[[int], bytes]
+) -> tuple[tuple[bytes, ...], bytes]:
+    """What a client lacks for `round_`, encoded: outcomes of past rounds, and its own sealed keys and mask keys.
+
+    `asked` is what the packet's request names: after the last round there is no other for `round_` to be.
+    """
     last, replays = server.last_seen[client], server.algorithm.memory == "history"
     rebuild = client in server.differing or (last > 0 and not server.aggregates)  # also after a set-up that was redone
     if rebuild:
         last = 0
     first = last if replays else server.latest  # the first round whose outcome it is told
-    told = [wire.encode([message_of(server, Kind.REBUILD, round_)])] if rebuild else []
+    told = [wire.encode([message_of(server, Kind.REBUILD, asked)])] if rebuild else []
     told += [outcome(past) for past in range(max(first, 1), round_)]
     wanted = {*range(first, round_ + 1), *([0] if last == 0 else [])}
     given = last if last else -1  # it has kept the keys of the last round that it took part in
@@ -60,5 +66,5 @@ def _news(server: Server, client: int, round_: int, outcome: Callable[[int], byt
     seen = server.last_seen[client]
     if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:
         entries = b"".join(struct.pack("<I", owner) + signed for owner, signed in keys)
-        own.append(message_of(server, Kind.MASK_KEYS, round_, wire.raw(entries)))
+        own.append(message_of(server, Kind.MASK_KEYS, asked, wire.raw(entries)))
     return tuple(told), wire.encode(own)

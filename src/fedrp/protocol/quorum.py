@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Iterable, Sequence
 
-from fedrp.algorithms.cohort import needed
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import MIN_LEFT_OUT, MIN_SUMMED, Cohort
 from fedrp.errors import ProtocolError, QuorumError
+from fedrp.mechanisms.cohort import needed
 
 
 def require_cohort(config: Resolved, call: Cohort, client: int, weight: int) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from fedrp.algorithms import cohort
-from fedrp.algorithms.cohort import Coins
 from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
+from fedrp.mechanisms import cohort
+from fedrp.mechanisms.cohort import Coins
 from fedrp.protocol import server as server_side
 from fedrp.protocol.server import RoundReport
 from fedrp.protocol.server_state import Server, read

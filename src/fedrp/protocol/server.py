@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms import cohort
-from fedrp.algorithms.cohort import Coins
-from fedrp.algorithms.mechanisms.base import Numbers
+from fedrp.compression.coding import place_of
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.means import divided, trimmed_mean
+from fedrp.mechanisms import cohort
+from fedrp.mechanisms.base import Numbers
+from fedrp.mechanisms.cohort import Coins
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import packets_with_news
@@ -33,8 +34,8 @@ from fedrp.protocol.server_state import (
     only_message,
 )
 from fedrp.protocol.tally import Tally, complaints_of, is_lost, received_of, total_of
-from fedrp.protocol.wire import EMPTY, Kind
-from fedrp.types import Packets, Vector, Words
+from fedrp.protocol.wire import EMPTY, SERVER, Kind, Payload
+from fedrp.types import Packets, Words
 
 _MOST_VOID = 3  # rounds in a row that have no outcome before the run is given up, complaints apart
 
@@ -200,7 +201,7 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
 
 
 class _Outcome(NamedTuple):
-    aggregate: Vector | None = None
+    aggregate: Payload | None = None  # as it is sent
     consensus_bound: float | None = None
     void: str = ""  # why there is no aggregate
 
@@ -218,15 +219,16 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
         divisor = pipeline.divisor or weight
         numbers = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
         certified = certificate(each) if certificate else None
-    past = [server.aggregates[r] for r in sorted(server.aggregates, reverse=True)[:2]]
+    past = [server.decoded(r, server.aggregates[r]) for r in sorted(server.aggregates, reverse=True)[:2]]
     aggregate = pipeline.aggregate(past, numbers, weight, call)
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
+    payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
     try:  # clients would refuse it
-        require_reachable(aggregate, pipeline.reach(round_, aggregate.size), round_)
+        require_reachable(server.decoded(round_, payload), pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))
-    return _Outcome(aggregate, certified)
+    return _Outcome(payload, certified)
 
 
 def _unmasked(server: Server, tally: Tally, uploads: frozenset[int]) -> Words:

@@ -1,19 +1,21 @@
 """The server's state between two messages, and what all of its functions need of it."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
+from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Limits, Message, Payload
-from fedrp.types import Packets, Vector
+from fedrp.types import Packets
 
 
 class Reply(NamedTuple):
@@ -62,7 +64,7 @@ class Server:
     weights: tuple[int, ...] = ()  # per client, as it said hello; 0 for those who have not
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
     differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
-    aggregates: Mapping[int, Vector] = field(default_factory=dict)  # of rounds that someone may still need
+    aggregates: Mapping[int, Payload] = field(default_factory=dict)  # as sent, of rounds that someone may still need
     dealt: Mapping[int, Dealt] = field(default_factory=dict)
     mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
     complaints: tuple[Complaint, ...] = ()  # that a round was given up for
@@ -83,9 +85,18 @@ class Server:
         return max(self.aggregates, default=0)
 
     @property
-    def tag(self) -> int:
-        """The projection's code on the wire."""
-        return wire_tag(self.config)
+    def aggregate_coding(self) -> Coding:
+        """How aggregates are written. They have as many numbers as uploads."""
+        return self.pipeline.aggregate_coding(self.upload_size)
+
+    def decoded(self, round_: int, aggregate: Payload) -> Numbers:
+        """The aggregate of a round, as every client reads it."""
+        return self.aggregate_coding.decode(aggregate, place_of(self.run, round_, SERVER))
+
+    @functools.cached_property
+    def context(self) -> bytes:
+        """What stands for this run and its projection in messages."""
+        return wire.context_of(self.run, wire_tag(self.config))
 
 
 def new_server(config: Resolved, run: bytes, upload_size: int) -> Server:
@@ -105,7 +116,7 @@ def read_one(server: Server, limits: Limits, client: int, packet: bytes) -> Repl
     try:
         messages = wire.decode(packet, limits)
         for message in messages:
-            if (message.run, message.sender, message.projection) != (server.run, client, server.tag):
+            if (message.context, message.sender) != (server.context, client):
                 what = message.kind.name
                 raise ProtocolError(f"{what} of another run, sender or projection than client {client}'s")
     except (WireError, ProtocolError) as error:
@@ -140,7 +151,7 @@ def next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> i
 
 def message_of(server: Server, kind: Kind, round_: int, payload: Payload = EMPTY) -> Message:
     """A message of the server."""
-    return Message(kind, server.run, round_, SERVER, payload, projection=server.tag)
+    return Message(kind, server.context, round_, SERVER, payload)
 
 
 def only_message(reply: Reply, kind: Kind, client: int) -> Message:

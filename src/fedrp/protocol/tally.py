@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedrp.algorithms import cohort
-from fedrp.algorithms.mechanisms.base import Numbers
 from fedrp.crypto import secure_aggregation
 from fedrp.errors import ProtocolError, WireError
 from fedrp.means import add_weighted
+from fedrp.mechanisms import cohort
+from fedrp.mechanisms.base import Numbers
 from fedrp.protocol import quorum, wire
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.server_state import Complaint, Server, cohort_of, next_dealer, only_message, read_one
@@ -94,7 +94,7 @@ def take_upload(server: Server, tally: Tally, client: int, packet: bytes) -> Non
         if message.round != server.round + 1 or client not in tally.participants:
             raise ProtocolError(f"upload for round {message.round}, expected round {server.round + 1}")
         secure, size = server.config.secure_aggregation, server.upload_size
-        numbers: Numbers = wire.words(message, size) if secure else wire.vector(message, size)
+        numbers = wire.numbers(message, server.pipeline.upload_coding(size), server.run)
         if message.weight != cohort_of(server, (client,)).weights[0]:
             raise ProtocolError(f"client {client} sent another weight than it said hello with")
     except (WireError, ProtocolError) as error:
@@ -124,7 +124,7 @@ def take_correction(server: Server, tally: Tally, client: int, packet: bytes) ->
         message = only_message(reply, Kind.CORRECTION, client)
         if message.round != server.round + 1:
             raise ProtocolError(f"a correction of round {message.round}")
-        words = wire.words(message, server.upload_size)
+        words = wire.numbers(message, server.pipeline.upload_coding(server.upload_size), server.run)
     except (WireError, ProtocolError) as error:
         tally.uncorrected[client] = str(error)
         return

@@ -1,14 +1,19 @@
 """The wire: versioned messages, to bytes and back. Nothing else crosses between clients and server.
 
 A *packet* is what one party sends to another in one exchange: messages, one after the other; how many of which kind and
-size a receiver takes is in `fedrp.protocol.limits`. Layout of a message (little endian), 60 bytes of header and then
+size a receiver takes is in `fedrp.protocol.limits`. Layout of a message (little endian), 28 bytes of header and then
 the payload:
 
-    magic 3s | version B | kind B | dtype B | projection H | run 16s | round I | sender I | weight I | count I |
-    fingerprint 16s | crc32 I | payload (count items)
+    version B | kind B | dtype B | context 4s | round H | sender 3s | weight I | count I | fingerprint 4s | crc32 I |
+    payload (count items)
+
+The dtype is that of an item, or 128 + b where the payload is bytes that hold packed numbers of b bits.
+
+Header fields catch accidents. What holds against liars is bound to the whole run id: envelopes, masks, transcripts.
 """
 
 import enum
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
@@ -18,18 +23,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.errors import WireError
-from fedrp.types import FINGERPRINT_BYTES, MAX_COUNT, NO_FINGERPRINT
+from fedrp.types import FINGERPRINT_BYTES, MAX_CLIENTS, MAX_COUNT, NO_FINGERPRINT
 
-VERSION = 4
-SERVER = 0xFFFFFFFF  # the sender field of messages from the server
+VERSION = 5
+SERVER = MAX_CLIENTS + 1  # the sender field of messages from the server
 RUN_ID_BYTES = 16
+CONTEXT_BYTES = 4
 
-_MAGIC = b"FRP"
-_HEADER = struct.Struct("<3sBBBH16sIIII16sI")
+_FAMILY = 0xF0  # high bits of a message's first byte; the low ones are the version
+_OLD_MAGIC = b"FRP"  # which messages up to version 4 begin with, before the version
+_HEADER = struct.Struct("<BBB4sH3sII4sI")
 HEADER_BYTES = _HEADER.size
 _CRC_AT = HEADER_BYTES - 4
 _DTYPES: dict[int, np.dtype[np.generic]] = {0: np.dtype("u1"), 1: np.dtype("<f4"), 2: np.dtype("<u4")}
+_PACKED, _MOST_WIDTH = 0x80, 32
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 Payload = npt.NDArray[np.generic]
@@ -66,13 +75,13 @@ class Message:
     """
 
     kind: Kind
-    run: bytes
+    context: bytes  # see `context_of`
     round: int
     sender: int
     payload: Payload
     weight: int = 0
-    projection: int = 0  # code of the projection family and its version, 0 for none
     fingerprint: bytes = NO_FINGERPRINT
+    width: int = 0  # bits of the numbers that are packed into a payload of bytes; 0 where it has items
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
@@ -81,11 +90,16 @@ class Message:
 
     def _fields(self) -> tuple[object, ...]:
         payload = (self.payload.dtype, self.payload.tobytes())
-        header = (self.kind, self.run, self.round, self.sender, self.weight, self.projection, self.fingerprint)
+        header = (self.kind, self.context, self.round, self.sender, self.weight, self.fingerprint, self.width)
         return header + payload
 
 
 EMPTY: Payload = np.zeros(0, np.uint8)
+
+
+def context_of(run: bytes, projection: int) -> bytes:
+    """What stands for a run and a projection in all messages; `projection` is its code and version, 0 for none."""
+    return hashlib.sha256(b"fedrp context v1|" + run + struct.pack("<H", projection)).digest()[:CONTEXT_BYTES]
 
 
 def raw(data: bytes) -> Payload:
@@ -104,17 +118,20 @@ def encode(messages: Iterable[Message]) -> bytes:
         payload = np.ascontiguousarray(message.payload)
         if payload.ndim != 1 or payload.dtype not in _DTYPE_CODES or payload.size >= MAX_COUNT:
             raise WireError(f"cannot send a {payload.dtype} array of shape {payload.shape}")
-        if len(message.run) != RUN_ID_BYTES or len(message.fingerprint) != FINGERPRINT_BYTES:
-            raise WireError(f"run id and fingerprint have {RUN_ID_BYTES} and {FINGERPRINT_BYTES} bytes")
+        if len(message.context) != CONTEXT_BYTES or len(message.fingerprint) != FINGERPRINT_BYTES:
+            raise WireError(f"context and fingerprint have {CONTEXT_BYTES} and {FINGERPRINT_BYTES} bytes")
         _require_finite(payload)
         body = payload.view(np.uint8).data
-        fields = (
-            *(_MAGIC, VERSION, message.kind, _DTYPE_CODES[payload.dtype], message.projection, message.run),
-            *(message.round, message.sender, message.weight, payload.size, message.fingerprint),
-        )
+        code = _DTYPE_CODES[payload.dtype]
+        if message.width:
+            if payload.dtype != np.uint8 or not 0 < message.width <= _MOST_WIDTH:
+                raise WireError(f"cannot send packed numbers of {message.width} bits as {payload.dtype}")
+            code = _PACKED | message.width
         try:
-            header = _HEADER.pack(*fields, 0)[:_CRC_AT]
-        except struct.error as error:
+            sender = message.sender.to_bytes(3, "little")
+            fields = (message.kind, code, message.context, message.round, sender, message.weight, payload.size)
+            header = _HEADER.pack(_FAMILY | VERSION, *fields, message.fingerprint, 0)[:_CRC_AT]
+        except (struct.error, OverflowError) as error:
             raise WireError(f"a header field is out of range: {error}") from None
         parts += [header, struct.pack("<I", zlib.crc32(body, zlib.crc32(header))), body]
     return b"".join(parts)
@@ -172,12 +189,14 @@ def _decode_one(packet: memoryview, start: int) -> tuple[Message, int]:
     view = packet[start:]
     if len(view) < HEADER_BYTES:
         raise WireError(f"truncated message: {len(view)} bytes, a header has {HEADER_BYTES}")
-    fields = _HEADER.unpack_from(view)
-    magic, version, kind, dtype_code, projection, run, round_, sender, weight, count, fingerprint, crc = fields
-    if magic != _MAGIC:
-        raise WireError("not a fedrp message")
-    if version != VERSION:
+    first, kind, dtype_code, context, round_, sender, weight, count, fingerprint, crc = _HEADER.unpack_from(view)
+    if first != _FAMILY | VERSION:
+        version = view[len(_OLD_MAGIC)] if view[: len(_OLD_MAGIC)] == _OLD_MAGIC else first ^ _FAMILY
+        if version > 0xF or version == VERSION:
+            raise WireError("not a fedrp message")
         raise WireError(f"message of version {version}, this is version {VERSION}: upgrade both sides")
+    width = dtype_code ^ _PACKED if dtype_code & _PACKED else 0
+    dtype_code = 0 if 0 < width <= _MOST_WIDTH else dtype_code
     if dtype_code not in _DTYPES or kind not in Kind.__members__.values() or count >= MAX_COUNT:
         raise WireError("message header is not valid")
     dtype = _DTYPES[dtype_code]
@@ -189,7 +208,8 @@ def _decode_one(packet: memoryview, start: int) -> tuple[Message, int]:
         raise WireError("message was altered on the way (checksum differs)")
     payload = np.frombuffer(body, dtype)
     _require_finite(payload)
-    return Message(Kind(kind), run, round_, sender, payload, weight, projection, fingerprint), start + end
+    sent_by = int.from_bytes(sender, "little")
+    return Message(Kind(kind), context, round_, sent_by, payload, weight, fingerprint, width), start + end
 
 
 def _require_finite(payload: Payload) -> None:
@@ -202,18 +222,11 @@ def messages_of(messages: Iterable[Message], kind: Kind) -> list[Message]:
     return [message for message in messages if message.kind is kind]
 
 
-def vector(message: Message, length: int) -> npt.NDArray[np.float32]:
-    """The float payload of a message, refused unless it has exactly `length` numbers."""
-    if message.payload.dtype != np.dtype("<f4") or message.payload.size != length:
-        raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} float32")
-    return message.payload.view(np.float32)
-
-
-def words(message: Message, length: int) -> npt.NDArray[np.uint32]:
-    """The payload of whole numbers of a message, refused unless it has exactly `length` of them."""
-    if message.payload.dtype != np.dtype("<u4") or message.payload.size != length:
-        raise WireError(f"{message.kind.name} carries {message.payload.size} numbers, expected {length} uint32")
-    return message.payload.view(np.uint32)
+def numbers(message: Message, coding: Coding, run: bytes) -> Numbers:
+    """The numbers that the payload of a message stands for, refused unless it is of this code."""
+    if message.width != coding.width:
+        raise WireError(f"{message.kind.name} has numbers of {message.width} bits, expected {coding.width}")
+    return coding.decode(message.payload, place_of(run, message.round, message.sender))
 
 
 def sizes(packet: bytes) -> dict[Kind, int]:
@@ -221,8 +234,8 @@ def sizes(packet: bytes) -> dict[Kind, int]:
     counts: dict[Kind, int] = {}
     start = 0
     while start < len(packet):
-        _, _, kind, dtype_code, *_, count, _, _ = _HEADER.unpack_from(packet, start)
-        size = HEADER_BYTES + count * _DTYPES[dtype_code].itemsize
+        _, kind, dtype_code, *_, count, _, _ = _HEADER.unpack_from(packet, start)
+        size = HEADER_BYTES + count * (1 if dtype_code & _PACKED else _DTYPES[dtype_code].itemsize)
         counts[Kind(kind)] = counts.get(Kind(kind), 0) + size
         start += size
     return counts

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedrp.algorithms import cohort
 from fedrp.algorithms.client_side import stacked
 from fedrp.backends.workers import Backend
 from fedrp.engines.choice import make_trainer
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
+from fedrp.mechanisms import cohort
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_coins
 from fedrp.simulation.population import Population, Shard, ShardSetup

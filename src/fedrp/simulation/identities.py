@@ -3,13 +3,14 @@
 import hashlib
 from dataclasses import dataclass
 
-from fedrp.algorithms.cohort import Coins
 from fedrp.config.run import RunConfig
 from fedrp.crypto.roster import Entry, Roster
 from fedrp.crypto.sealing import Identity, MaskKey
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Examples
+from fedrp.mechanisms.cohort import Coins
 from fedrp.protocol.client_state import Site
+from fedrp.protocol.wire import RUN_ID_BYTES
 from fedrp.rng import RunSeed
 
 
@@ -48,6 +49,11 @@ def simulated_roster(seed: RunSeed, clients: int) -> Roster:
     """The roster of a simulation, which every client has from the start."""
     identities = [simulated_identity(seed, client) for client in range(clients)]
     return Roster(tuple(Entry(identity.name, identity.public) for identity in identities))
+
+
+def simulated_run_id(config: RunConfig) -> bytes:
+    """The id of a simulated run: the same for the same settings."""
+    return hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[:RUN_ID_BYTES]
 
 
 def simulated_coins(config: RunConfig, round_: int) -> Coins:

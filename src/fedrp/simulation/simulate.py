@@ -6,7 +6,6 @@ A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoin
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import math
 import time
@@ -18,9 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fedrp.algorithms.cohort import Coins
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.backends.choice import open_backend
@@ -34,18 +32,18 @@ from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
-from fedrp.protocol import wire
 from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
 from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
-from fedrp.simulation.identities import simulated_coins, simulated_roster
+from fedrp.simulation.identities import simulated_coins, simulated_roster, simulated_run_id
 from fedrp.simulation.kept_engine import keep_engine, kept_engine
 from fedrp.simulation.population import End, Population, ShardSetup, grouped, set_threads
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
@@ -124,7 +122,7 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Shar
     if config.algorithm in ALGORITHMS:
         require_hidden_start(config, task.model, parameters)
     data = dict(enumerate(split_among_clients(task, config)))
-    run = hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[: wire.RUN_ID_BYTES]
+    run = simulated_run_id(config)
     groups = grouped(config.clients, parameters)
     test = examples(task.test, "the test set")
     return ShardSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, test)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedrp.crypto.sizes import split
 from fedrp.errors import SiteError
 from fedrp.protocol.server_state import Complaint, Dealt, MaskEntry, Server
+from fedrp.protocol.wire import Payload
 from fedrp.storage.codec import (
     Field,
     OtherVersionError,
@@ -24,7 +25,6 @@ from fedrp.storage.codec import (
     read,
     to_record,
 )
-from fedrp.types import Vector
 
 HEAD_FILE = "head.safetensors"
 ROUNDS_FOLDER = "rounds"
@@ -131,7 +131,7 @@ class _Content(NamedTuple):
 
     about: Mapping[str, Any]
     dealt: dict[int, Dealt]
-    aggregates: dict[int, Vector]
+    aggregates: dict[int, Payload]
 
 
 def _packed(run: bytes, content: _Content) -> bytes:

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from fedrp.algorithms.client_side import Local, Participant, Step, Upload, own_normals
-from fedrp.algorithms.mechanisms.base import AtClient
-from fedrp.algorithms.mechanisms.pipeline import Pipeline
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.config.checks import require_choice
@@ -29,8 +28,10 @@ from fedrp.learning.layout import layout_of
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.means import weighted_sum
+from fedrp.mechanisms.base import AtClient
 from fedrp.privacy.events import Adversary
 from fedrp.projection.families import Projection, make_projection
+from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import simulate
 from fedrp.testing.problems import TinyNet, blobs
@@ -90,8 +91,11 @@ class Round:
         def project(key: SecretKey) -> Projection:
             return make_projection(self.config.projection, key, PARAMETERS, self.config.dim)
 
+        def rotate(key: SecretKey) -> Rotation:
+            return make_rotation(self.config.rotation, key, self.config.dim)
+
         key = KEYS[round_] if self.secret else None
-        return Local(config=self.config, key=key, project=project, train=train)
+        return Local(config=self.config, key=key, project=project, rotate=rotate, train=train)
 
     def newcomers(self) -> list[Participant]:
         """The clients before the first round."""

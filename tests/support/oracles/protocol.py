@@ -281,7 +281,7 @@ def model_mark(key, family, model):
         data = struct.pack(f"<{len(grid)}q", *grid)
     else:
         data = floats(model)
-    return hmac.digest(secret.derive("mac").raw, data, "sha256")[:16]
+    return hmac.digest(secret.derive("mac").raw, data, "sha256")[:4]
 
 
 # --- section 8: noise -------------------------------------------------------------------------------------------------
@@ -337,8 +337,13 @@ def noised(values, deviation, step, key):
 # --- section 3: messages ----------------------------------------------------------------------------------------------
 
 
-def message(kind, run, round_, sender, items, dtype=0, weight=0, tag=0, fingerprint=bytes(16)):
+def context(run, tag):
+    return hashlib.sha256(b"fedrp context v1|" + run + struct.pack("<H", tag)).digest()[:4]
+
+
+def message(kind, where, round_, sender, items, dtype=0, weight=0, fingerprint=bytes(4)):
+    """`where` is the context."""
     body = {0: bytes, 1: floats, 2: whole_numbers}[dtype](items)
-    header = struct.pack("<3sBBBH16sIIII", b"FRP", 4, kind, dtype, tag, run, round_, sender, weight, len(items))
-    header += fingerprint
+    header = bytes([0xF5, kind, dtype]) + where + struct.pack("<H", round_) + sender.to_bytes(3, "little")
+    header += struct.pack("<II", weight, len(items)) + fingerprint
     return header + struct.pack("<I", zlib.crc32(header + body)) + body

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrp.algorithms.cohort import largest_cohort, rarely_too_few
-from fedrp.algorithms.mechanisms.base import AtClient, Bound, Mechanism, Numbers, Reach
 from fedrp.compression.grid import Scale, finest
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ConfigError
+from fedrp.mechanisms.base import AtClient, Bound, Mechanism, Numbers, Reach
+from fedrp.mechanisms.cohort import largest_cohort, rarely_too_few
 from fedrp.privacy.noise import noise_share, update_noise_multiplier
 from fedrp.privacy.pld import SMALLEST_DELTA
 from fedrp.types import Precise, Vector

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrp.algorithms.cohort import largest_cohort
-from fedrp.algorithms.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.config.run import Resolved
 from fedrp.errors import ProtocolError
+from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
+from fedrp.mechanisms.cohort import largest_cohort
 from fedrp.privacy.sensitivity import clip_to_norm
 from fedrp.types import Vector
 

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from fedrp.algorithms.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.compression.grid import HEADROOM, Scale, decode, encode, finest
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
+from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.types import Vector, Words
 
 

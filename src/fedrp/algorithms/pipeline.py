@@ -3,16 +3,18 @@
 The one place where mechanisms are applied, for the simulator, for Flower and for `fedrp.testing`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedrp.algorithms.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
-from fedrp.algorithms.mechanisms.fixed_point import FixedPoint
 from fedrp.algorithms.server_side import ServerSide
+from fedrp.compression.coding import HALF, Coding, Plain, coding_of
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
+from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
+from fedrp.mechanisms.fixed_point import FixedPoint
 from fedrp.types import Vector
 
 
@@ -41,6 +43,14 @@ class Pipeline:
     def aggregate_size(self, parameters: int) -> int:
         """How many numbers an aggregate has, for so many parameters: mechanisms are undone but for what they tell."""
         return self.algorithm.update_size(self.config, parameters) + self._told
+
+    def upload_coding(self, size: int) -> Coding:
+        """How an upload of so many numbers is written."""
+        return Plain(size, "<u4") if self.config.secure_aggregation else coding_of(size, self.config.bits)
+
+    def aggregate_coding(self, size: int) -> Coding:
+        """How an aggregate of so many numbers is written."""
+        return coding_of(size, self.config.bits_down)
 
     def sent(self, update: Vector, context: AtClient) -> Numbers:
         """What a client sends of its update: words where a mechanism makes some, float32 otherwise."""
@@ -75,8 +85,18 @@ class Pipeline:
         reach = Reach()
         for mechanism in self.mechanisms:
             reach = mechanism.reach(reach, round_, size)
-        return self.algorithm.reach(self.config, round_, reach)
+        if not self.config.secure_aggregation:
+            reach = _quantised(reach, self.config.bits)
+        return _quantised(self.algorithm.reach(self.config, round_, reach), self.config.bits_down)
 
     @property
     def _told(self) -> int:
         return sum(mechanism.told for mechanism in self.mechanisms)
+
+
+def _quantised(reach: Reach, bits: float) -> Reach:
+    """Few bits make vectors longer, by sqrt(pi / 2) for one bit and less for more; single numbers by what they like."""
+    if bits >= HALF:
+        return reach
+    norm = 2 * reach.norm / math.sqrt(min(1.0, bits))
+    return Reach(norm, norm)

@@ -1,7 +1,7 @@
 """What a mechanism is: a client's half, a server's half, and what both must know of the numbers in between.
 
 A client applies the mechanisms of its algorithm in order, the server undoes them in reverse
-(`fedrp.algorithms.mechanisms.pipeline`). NumPy only: the server loads them, so none can make a key; a client hands its
+(`fedrp.algorithms.pipeline`). NumPy only: the server loads them, so none can make a key; a client hands its
 own randomness in.
 """
 

@@ -1,0 +1,136 @@
+"""Few bits: centroids, packing, an unbiased code with errors that average out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedrp import RunConfig
+from fedrp.algorithms.resolve import resolved
+from fedrp.compression.coding import Halves, coding_of, place_of, within_budget
+from fedrp.compression.eden import Eden
+from fedrp.compression.lloyd_max import centroids
+from fedrp.compression.packing import pack, packed_bytes, unpack
+from fedrp.compression.spread import gathered, spread
+from fedrp.errors import ConfigError, WireError
+
+# Max (1960), table I: centroids of a standard normal, and the mean squared error that they leave.
+PUBLISHED = {1: [0.7980], 2: [0.4528, 1.510], 3: [0.2451, 0.7560, 1.344, 2.152]}
+# EDEN: squared error in units of the squared norm, for a vector that is spread evenly.
+ERRORS = {1: 0.571, 2: 0.133, 3: 0.036, 4: 0.0096}
+
+
+def places(count: int) -> list[bytes]:
+    return [place_of(bytes(16), 1, client) for client in range(count)]
+
+
+def heavy_tailed(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_t(4, size).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", PUBLISHED)
+def test_centroids_are_the_published_ones(bits: int) -> None:
+    found = centroids(bits)
+    np.testing.assert_allclose(found[2 ** (bits - 1) :], PUBLISHED[bits], atol=5e-4)
+    np.testing.assert_array_equal(found, -found[::-1])
+
+
+@given(st.integers(1, 32), st.integers(0, 300), st.integers(0, 2**32))
+def test_packed_numbers_come_back(bits: int, count: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 2**bits, count, np.uint64).astype(np.uint32)
+    data = pack(numbers, bits)
+    assert data.size == packed_bytes(count, bits) == -(-bits * count // 8)
+    np.testing.assert_array_equal(unpack(data, bits, count), numbers)
+
+
+def test_packed_numbers_have_one_form() -> None:
+    data = pack(np.array([1, 2, 3], np.uint32), 3)
+    assert data.tolist() == [0b11_010_001, 0]
+    for wrong in (np.array([0b11_010_001, 2], np.uint8), data[:1], np.append(data, np.uint8(0))):
+        with pytest.raises(WireError, match="packed numbers"):
+            unpack(wrong, 3, 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 100, 1000])
+def test_spreading_is_orthogonal_and_can_be_undone(size: int) -> None:
+    vector = heavy_tailed(size)
+    there = spread(vector, b"place")
+    assert np.linalg.norm(there) == pytest.approx(np.linalg.norm(vector), rel=1e-5)
+    np.testing.assert_allclose(gathered(there, b"place"), vector, atol=1e-5)
+
+
+def test_spreading_leaves_no_large_number() -> None:
+    one = np.zeros(1000, np.float32)
+    one[777] = 1.0
+    assert np.abs(spread(one, b"place")).max() < 6 / np.sqrt(1000)
+
+
+@pytest.mark.parametrize("bits", ERRORS)
+def test_the_error_of_the_code_is_the_published_one(bits: int) -> None:
+    vector, coding = heavy_tailed(4096), Eden(4096, bits)
+    found = [coding.decode(coding.encode(vector, place), place) for place in places(60)]
+    error = np.mean([np.square(each - vector).sum() for each in found]) / np.square(vector).sum()
+    assert error == pytest.approx(ERRORS[bits], rel=0.02)
+
+
+@pytest.mark.parametrize("bits", [0.25, 0.5, 1, 2, 4])
+def test_the_code_is_unbiased_and_errors_of_clients_are_independent(bits: float) -> None:
+    """The mean over K places has 1/K of the squared error of one: neither a bias nor a common error is left."""
+    vector, coding, count = heavy_tailed(2048, 1), Eden(2048, bits), 200
+    found = np.array([coding.decode(coding.encode(vector, place), place) for place in places(count)])
+    single = np.square(found - vector).sum(axis=1).mean()
+    assert np.square(found.mean(axis=0) - vector).sum() * count / single == pytest.approx(1, abs=0.2)
+
+
+def test_one_place_for_all_is_noticed() -> None:
+    """What the test above would say if clients shared their randomness."""
+    vector, coding = heavy_tailed(2048, 1), Eden(2048, 1)
+    found = np.array([coding.decode(coding.encode(vector, b"one"), b"one") for _ in range(20)])
+    assert np.square(found.mean(axis=0) - vector).sum() > 0.5 * np.square(vector).sum()
+
+
+@pytest.mark.parametrize("bits", [0.3, 1, 5, 8, 16, 32])
+@pytest.mark.parametrize("size", [1, 7, 200])
+def test_every_width_has_its_size_and_refuses_another(bits: float, size: int) -> None:
+    coding, vector = coding_of(size, bits), heavy_tailed(size)
+    payload = coding.encode(vector, b"place")
+    assert payload.nbytes == coding.nbytes
+    assert np.isfinite(coding.decode(payload, b"place")).all()
+    assert not coding.decode(coding.encode(np.zeros(size, np.float32), b"place"), b"place").any()
+    with pytest.raises(WireError):
+        coding.decode(payload[:-1], b"place")
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0, 3e38])
+def test_a_scale_that_is_none_is_refused(scale: float) -> None:
+    payload = Eden(100, 4).encode(heavy_tailed(100), b"place").copy()
+    payload[:4] = np.array([scale], "<f4").view(np.uint8)
+    with pytest.raises(WireError, match=r"scale|not finite"):
+        Eden(100, 4).decode(payload, b"place")
+
+
+def test_halves_are_exact_to_three_digits() -> None:
+    vector = 1e-9 * heavy_tailed(500)
+    np.testing.assert_allclose(Halves(500).decode(Halves(500).encode(vector, b""), b""), vector, atol=1e-3 * 1e-8)
+
+
+@pytest.mark.parametrize(("nbytes", "expected"), [(32, (224, 1.0)), (512, (4064, 1.0)), (61_800, (61_706, 8.0))])
+def test_a_budget_buys_numbers_first_and_then_bits(nbytes: int, expected: tuple[int, float]) -> None:
+    assert within_budget(nbytes, 61_706) == expected
+    config = resolved(RunConfig(algorithm="fedrp-subspace", bytes=nbytes), 61_706)
+    assert (config.dim, config.bits, config.bits_down) == (*expected, expected[1])
+    assert coding_of(config.dim, config.bits).nbytes <= nbytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bits": 9.0}, "bits=9.0 is not valid: expected 1 to 8, 16, 32"),
+        ({"bytes": 4}, "bytes=4 is not valid: a vector takes at least 5"),
+        ({"bits": 1.0, "secure_aggregation": True}, "masked uploads are words of 32 bits"),
+        ({"bits": 1.0, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
+    ],
+)
+def test_what_few_bits_cannot_do_is_refused_in_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(RunConfig(**{"algorithm": "fedrp-subspace", "clients": 100, **changes}), 61_706)
