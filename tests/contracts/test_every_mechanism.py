@@ -71,7 +71,7 @@ over_every_mechanism = pytest.mark.parametrize("mechanism", EVERY.values(), ids=
 
 
 def context_of(number: int = 0, previous: np.ndarray | None = None) -> AtClient:
-    normals = own_normals(KEY.derive(f"client {number}"))
+    normals = own_normals(lambda: KEY.derive(f"client {number}"))
     return AtClient(previous, CLIENTS, normals, warn=lambda _text: None, cohort=CALL)
 
 

@@ -74,7 +74,7 @@ def clipped_and_noised(
     config: Resolved, update: np.ndarray, noise: SecretKey, participants: int, previous: np.ndarray | None = None
 ) -> np.ndarray:
     """An update as the mechanisms of its algorithm leave it, before masks."""
-    context = AtClient(previous, participants, own_normals(noise), warn=pytest.fail)
+    context = AtClient(previous, participants, own_normals(lambda: noise), warn=pytest.fail)
     for mechanism in ALGORITHMS[config.algorithm].server.mechanisms(config):
         update = mechanism.client(update, context)
     return update

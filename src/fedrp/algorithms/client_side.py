@@ -1,5 +1,6 @@
 """The client's side of an algorithm: explicit state, and pure functions that make an upload of it."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,12 +69,12 @@ class ClientSide:
     finish: Callable[[Local, Participant], ClientState]  # what is delivered after the last round
 
 
-def own_normals(noise: SecretKey) -> Normals:
-    """A client's own normals of one round, from its secret of that round."""
-    keys = {"update": noise.derive("update"), "vote": noise.derive("vote")}
+def own_normals(noise: Callable[[], SecretKey]) -> Normals:
+    """A client's own normals of one round, from its secret of that round, which is made when a mechanism draws."""
+    key = functools.cache(lambda purpose: noise().derive(purpose))
 
     def normals(purpose: Purpose, count: int, start: int) -> Precise:
-        return keys[purpose].fine_normals(count, start)
+        return key(purpose).fine_normals(count, start)
 
     return normals
 

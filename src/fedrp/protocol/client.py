@@ -164,7 +164,7 @@ def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: in
     keys = [opened_key(bench, client, site, step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
-    for key, step in zip(keys, past, strict=True):
+    for key, step in zip(keys, past, strict=True) if bench.config.secure_aggregation else ():
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, step.aggregate, key)
     updates = [None if step.aggregate is None else bench.pipeline.update_of(step.aggregate) for step in past]
     history = [Step(key, update) for key, update in zip(keys, updates, strict=True)]
@@ -229,7 +229,7 @@ def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
     return AtClient(
         previous=plan.previous,
         participants=asked.weight,
-        normals=own_normals(site.entropy.noise(bench.run, asked.round, inbox.digest)),
+        normals=own_normals(lambda: site.entropy.noise(bench.run, asked.round, inbox.digest)),
         warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
         cohort=Cohort.of(asked.payload) if bench.config.secure_aggregation else None,
         weight=weight_of(bench, site),

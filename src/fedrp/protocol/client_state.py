@@ -190,12 +190,17 @@ def opened_key(bench: Workbench, client: Client, site: Site, round_: int) -> Sec
 class Inbox(NamedTuple):
     """A packet, read once."""
 
+    packet: bytes
     messages: list[Message]
-    digest: bytes  # of its bytes
 
     def of(self, kind: Kind) -> list[Message]:
         """The messages of a kind."""
         return wire.messages_of(self.messages, kind)
+
+    @property
+    def digest(self) -> bytes:
+        """The hash of its bytes."""
+        return hashlib.sha256(self.packet).digest()
 
     @property
     def call(self) -> Message | None:
@@ -206,8 +211,7 @@ class Inbox(NamedTuple):
 
 def read_packet(bench: Workbench, packet: bytes) -> Inbox:
     """A packet of the server, decoded within the limits of this run."""
-    messages = _accepted(bench, wire.decode(packet, bench.limits))
-    return Inbox(messages, hashlib.sha256(packet).digest())
+    return Inbox(packet, _accepted(bench, wire.decode(packet, bench.limits)))
 
 
 def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:

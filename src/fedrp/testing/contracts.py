@@ -113,7 +113,7 @@ class Round:
 
     def context(self, client: int) -> AtClient:
         """What mechanisms know at a client."""
-        normals, previous = own_normals(KEYS[-1].derive(f"noise {client}")), self.past[0] if self.past else None
+        normals, previous = own_normals(lambda: KEYS[-1].derive(f"noise {client}")), self.past[0] if self.past else None
         return AtClient(previous, len(self.clients), normals, warn=_refuse)
 
     def aggregate(self, uploads: list[Upload]) -> Vector:
