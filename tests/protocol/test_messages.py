@@ -166,9 +166,7 @@ def test_a_deal_for_a_roster_with_a_swapped_or_an_added_key_is_refused(caplog: p
         place = Place(run.run, 0, 0, 1, run.bench.tag, other.digest, "x25519")
         envelopes = seal_to_all(SecretKey(bytes(32)), run.sites[0].identity, other.keys, place)
         payload = wire.raw(envelopes[ENVELOPE_BYTES["x25519"] :][: ENVELOPE_BYTES["x25519"]])
-        forged = [
-            dataclasses.replace(m, payload=payload) if m.kind is Kind.SEALED else m for m in wire.decode(packet)
-        ]
+        forged = [dataclasses.replace(m, payload=payload) if m.kind is Kind.SEALED else m for m in wire.decode(packet)]
         complained(run, 1, wire.encode(forged), 0, caplog, "another recipient, round, run, roster")
 
 
@@ -189,9 +187,7 @@ def test_a_second_key_for_a_round_is_refused_before_and_after_it_was_used(name: 
     deal = only(run.answer(2, wire.encode([request])), Kind.DEAL).payload.tobytes()
     size = ENVELOPE_BYTES["x25519"]
     own = wire.raw(deal[size : 2 * size])
-    again = [
-        dataclasses.replace(m, payload=own, sender=2) if m.kind is Kind.SEALED else m for m in wire.decode(packet)
-    ]
+    again = [dataclasses.replace(m, payload=own, sender=2) if m.kind is Kind.SEALED else m for m in wire.decode(packet)]
     run.answer(1, packet)
     refused(run, 1, wire.encode(again), ProtocolError, "another key for round 2")
     rebuild = Message(Kind.REBUILD, run.bench.context, 2, wire.SERVER, wire.EMPTY)

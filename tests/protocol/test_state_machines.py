@@ -22,9 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, QuorumError
+from fedrp.mechanisms import quorum
 from fedrp.protocol import client as client_side
-from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client
 from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message

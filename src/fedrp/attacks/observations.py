@@ -17,6 +17,7 @@ from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
 from fedrp.config.checks import require_choice
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.schedule import round_key
 from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import SecretKey
@@ -27,7 +28,6 @@ from fedrp.learning.layout import built, layout_of
 from fedrp.learning.objective import Objective, Stack
 from fedrp.projection.families import Projection, make_projection
 from fedrp.projection.rotation import Rotation, make_rotation
-from fedrp.protocol.epochs import covering
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.types import Vector

@@ -14,13 +14,15 @@ from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
 from fedrp.compression import coding as codes
 from fedrp.crypto import secure_aggregation
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.mechanisms import quorum
 from fedrp.mechanisms.base import AtClient
-from fedrp.protocol import quorum, wire
+from fedrp.protocol import wire
 from fedrp.protocol.client_state import (
     Client,
     Inbox,
@@ -32,7 +34,6 @@ from fedrp.protocol.client_state import (
     read_packet,
     weight_of,
 )
-from fedrp.protocol.epochs import covering
 from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import FINGERPRINT_BYTES, Vector

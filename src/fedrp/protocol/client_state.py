@@ -17,6 +17,7 @@ from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config.run import Resolved
 from fedrp.config.toml import settings_digest
+from fedrp.crypto.epochs import covering, expired
 from fedrp.crypto.masks import NO_PEERS, PeerKeys, merged_keys, peer_keys
 from fedrp.crypto.roster import Roster
 from fedrp.crypto.schedule import round_key
@@ -32,7 +33,6 @@ from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import Projection, make_projection
 from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import wire
-from fedrp.protocol.epochs import covering, expired
 from fedrp.protocol.limits import from_server
 from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.rng import RunSeed

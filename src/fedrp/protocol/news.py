@@ -5,8 +5,8 @@ import functools
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
+from fedrp.crypto.epochs import covering
 from fedrp.protocol import wire
-from fedrp.protocol.epochs import covering
 from fedrp.protocol.server_state import Server, message_of
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import LazyPackets

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.compression.coding import place_of
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.means import divided, trimmed_mean
-from fedrp.mechanisms import cohort
+from fedrp.mechanisms import cohort, quorum
 from fedrp.mechanisms.base import Numbers
 from fedrp.mechanisms.cohort import Coins
-from fedrp.protocol import quorum, wire
-from fedrp.protocol.epochs import covering
+from fedrp.protocol import wire
 from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.server_state import (

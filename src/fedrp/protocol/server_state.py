@@ -10,10 +10,10 @@ from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.config.run import Resolved
+from fedrp.crypto.epochs import covering, expired
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
-from fedrp.protocol.epochs import covering, expired
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Limits, Message, Payload
 from fedrp.types import Packets
