@@ -159,7 +159,7 @@ stories = st.builds(
     rounds,
     st.sampled_from(COHORTS),
     st.tuples(*[st.sampled_from(OUTCOMES)] * (ROUNDS - 1)),
-    st.tuples(st.sampled_from((0, 0, 0, 0, 1)), *[st.sampled_from((0, 0, 0, 0, 0, 1, 1, None))] * ROUNDS),
+    st.tuples(st.sampled_from((0, 0, 0, 0, 1)), *[st.sampled_from((0, 0, None, 0, 1))] * ROUNDS),
     st.sampled_from((False, False, False, True)),
 )
 changes = st.sampled_from(("round", "cohort", "outcomes", "dealers", "rebuild"))

@@ -144,14 +144,14 @@ def distrusted(server: Server) -> frozenset[int]:
 def deals_due(server: Server, round_: int) -> tuple[int, ...]:
     """For which rounds secrets must still be dealt before `round_` can be opened; mostly for none.
 
-    That is the set-up, until there is an aggregate, and `round_` itself if its epoch would begin there: because the one
-    before is over, or because a client has complained about its secret, kept or forgotten since.
+    That is the set-up, until there is an aggregate, and `round_` itself if an epoch begins there: because the one before
+    is over, or a client has complained about its secret.
     """
     if not server.algorithm.round_keys or round_ > server.config.rounds:
         return ()
     first = covering({0, *server.dealt}, round_) or 0
     dealer = server.dealt[first].dealer if first in server.dealt else None
-    spoilt = any(c.round > first or (c.round, c.dealer) == (first, dealer) for c in server.complaints)
+    spoilt = any((c.round, c.dealer) == (first, dealer) for c in server.complaints)
     begins = first < round_ and (spoilt or expired(first, round_, server.config.key_epoch))
     set_up = 0 not in server.dealt and not server.aggregates
     return (*([0] if set_up else []), *([round_] if begins else []))
