@@ -16,8 +16,10 @@ from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import Resolved, RunConfig
 from fedrp.config.toml import settings_digest
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.roster import Entry, Roster
+from fedrp.crypto.schedule import round_key
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
@@ -97,7 +99,7 @@ def test_an_envelope_verifies_and_opens_in_its_place_alone(case):
     assert place.encoded().hex() == case["place"]
     envelope, everyone = raw(case["envelope"]), identities()
     verify(envelope, everyone[1].public, place)
-    assert everyone[2].open(envelope, place) == secret(case["round_key"])
+    assert everyone[2].open(envelope, place) == secret(case["secret"])
     elsewhere = place._replace(round=4)
     with pytest.raises(ProtocolError):
         verify(envelope, everyone[1].public, elsewhere)
@@ -105,6 +107,14 @@ def test_an_envelope_verifies_and_opens_in_its_place_alone(case):
         everyone[2].open(envelope, elsewhere)
     with pytest.raises(ProtocolError):
         everyone[3].open(envelope, place)
+
+
+@every("round_keys")
+def test_round_keys_come_from_the_secrets_of_the_set_up_and_of_their_epoch(case):
+    secrets = {dealt["first"]: secret(dealt["secret"]) for dealt in case["secrets"]}
+    for round_, expected in enumerate(case["round_keys"]):
+        first = covering(secrets, round_)
+        assert round_key(secrets[0], first, secrets[first], round_) == secret(expected)
 
 
 @every("mask_keys")
@@ -249,12 +259,13 @@ def table(heading):
 
 
 def labels_of_the_code():
-    """What is hashed, expanded or signed under: arguments of `derive`, and byte strings that end with a bar."""
+    """What is hashed, expanded or signed under: labels of `derive` and `mixed`, byte strings that end with a bar."""
     found = set()
     for path in (path for path in SOURCE.rglob("*.py") if "testing" not in path.parts):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "derive":
-                (argument,) = node.args
+            called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            if called in ("derive", "mixed"):
+                argument = node.args[-1]
                 if isinstance(argument, ast.Constant):
                     found.add(argument.value)
                 elif isinstance(argument, ast.JoinedStr):

@@ -102,7 +102,8 @@ def _releases(config: Resolved) -> list[Release]:
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
     settings=EXCHANGE_SETTINGS
-    | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "ball", "sensitivity", "norm_floor"},
+    | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch"}
+    | {"ball", "sensitivity", "norm_floor"},
     delivers="client",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

@@ -197,7 +197,7 @@ SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     settings=AVERAGING_SETTINGS
     | PRIVACY_SETTINGS
-    | {"projection", "rotation", "bits_down", "bytes", "sealing", "proximal"},
+    | {"projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch", "proximal"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

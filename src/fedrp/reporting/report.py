@@ -34,13 +34,19 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def result_details(result: dict[str, Any]) -> list[str]:
-    """What a table has no room for: all clients' models, and who is protected from whom."""
+    """What a table has no room for: bytes by use, all clients' models, and who is protected from whom."""
     low, high = result["accuracy_client_min"], result["accuracy_client_max"]
     lines = [f"clients' own models: {low:.2f} to {high:.2f} %, mean {result['accuracy_client_mean']:.2f} %"]
+    if result["bytes_up"]:
+        lines.append(f"bytes per client and round: sent {_bytes(result, 'up')}; received {_bytes(result, 'down')}")
     if result["consensus_bound"] is not None:
         confident = f"at confidence {CERTIFICATE_CONFIDENCE:.0%}, from the uploads of the last round"
         lines.append(f"any two clients' models are within {result['consensus_bound']:.3g} of each other ({confident})")
     return [*lines, *privacy_lines(result)]
+
+
+def _bytes(result: dict[str, Any], way: str) -> str:
+    return ", ".join(f"{result[f'bytes_{use}_{way}']:,} {use}" for use in ("payload", "framing", "keys"))
 
 
 def privacy_lines(result: dict[str, Any]) -> list[str]:
@@ -61,7 +67,7 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
     Console().print(result_table(results))
     print("eps: the largest epsilon over the adversaries below; none if one of them has no guarantee")
     print("acc: test accuracy of the delivered model; avg: of the average of all clients' models")
-    print("sent, recv: bytes per client and round as encoded, without the sealed round keys")
+    print("sent, recv: bytes per client and round as encoded, payload and framing, without keys")
 
 
 def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -14,38 +14,52 @@ from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from fedrp.types import Vector
 
-_KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
+_KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED, Kind.COMPLAINT, Kind.MASK_KEYS})
+_VECTOR_KINDS = frozenset({Kind.UPLOAD, Kind.AGGREGATE, Kind.CORRECTION})
 
 
 class Traffic(NamedTuple):
-    """Encoded bytes of all clients together: training messages, and apart from them the dealing of round keys."""
+    """Encoded bytes of all clients together: training messages, and apart from them the set-up and all keys."""
 
     up: int = 0
     down: int = 0
     keys_up: int = 0
     keys_down: int = 0
+    framing_up: int = 0  # of the training messages: all that is no vector
+    framing_down: int = 0
 
     @classmethod
     def of(cls, packets: Mapping[int, bytes], replies: Mapping[int, bytes]) -> "Traffic":
         """The traffic of one exchange, measured on its bytes."""
-        up, keys_up = _measure(replies)
-        down, keys_down = _measure(packets)
-        return cls(up, down, keys_up, keys_down)
+        up, keys_up, framing_up = _measure(replies)
+        down, keys_down, framing_down = _measure(packets)
+        return cls(up, down, keys_up, keys_down, framing_up, framing_down)
 
     def plus(self, other: "Traffic") -> "Traffic":
         """The sum of two."""
         return Traffic(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def _measure(packets: Mapping[int, bytes]) -> tuple[int, int]:
-    model, keys = 0, 0
+def _measure(packets: Mapping[int, bytes]) -> tuple[int, int, int]:
+    """Bytes of training messages, of keys, and of the training messages what is framing."""
+    vectors, keys, framing = 0, 0, 0
     for packet in packets.values():
-        for kind, size in wire.sizes(packet).items():
+        for kind, (headers, payloads) in wire.sizes(packet).items():
             if kind in _KEY_KINDS:
-                keys += size
+                keys += headers + payloads
+            elif kind in _VECTOR_KINDS:
+                framing += headers
+                vectors += payloads
             else:
-                model += size
-    return model, keys
+                framing += headers + payloads
+    return vectors + framing, keys, framing
+
+
+def _per_client(traffic: Traffic, pairs: int) -> dict[str, int]:
+    """Bytes of a client in a round, by name; payload and framing add up to the training messages."""
+    sizes = {f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()}
+    payloads = {f"bytes_payload_{way}": sizes[f"bytes_{way}"] - sizes[f"bytes_framing_{way}"] for way in ("up", "down")}
+    return sizes | payloads
 
 
 def _finite(loss: float) -> float | None:
@@ -148,7 +162,7 @@ class RunResult:
         return next(record.evaluation for record in reversed(self.records) if record.evaluation)
 
     def as_json(self) -> dict[str, Any]:
-        """The result as one JSON object; bytes are per client and round."""
+        """The result as one JSON object; bytes are per client that took part and round, unless said otherwise."""
         config, last = self.config.stored, self._evaluation
         used = sum(record.participants for record in self.records)
         pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
@@ -182,7 +196,8 @@ class RunResult:
             "accuracy_client_min": last.client_min,
             "accuracy_client_max": last.client_max,
             "accuracy_average": last.average.accuracy,
-            **{f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()},
+            **_per_client(traffic, pairs),
+            "bytes_keys_per_client": (traffic.keys_up + traffic.keys_down) / (config.clients * len(self.records)),
             "epsilon": quoted.epsilon if quoted else None,
             "delta": quoted.delta if quoted else None,
             "adversary": quoted.adversary.value if quoted else None,

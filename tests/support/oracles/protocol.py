@@ -110,7 +110,7 @@ def roster_digest(entries):
 
 
 def place(run, round_, dealer, recipient, tag, roster, sealing):
-    return b"fedrp round key v2|" + struct.pack("<16sIIIH32s", run, round_, dealer, recipient, tag, roster) + sealing
+    return b"fedrp epoch secret v1|" + struct.pack("<16sIIIH32s", run, round_, dealer, recipient, tag, roster) + sealing
 
 
 def seal(key, dealer, recipient, ephemeral, where):
@@ -124,7 +124,7 @@ def seal(key, dealer, recipient, ephemeral, where):
 
 
 def opened(envelope, dealer, keys, where):
-    """The round key in an envelope; raises if signature or seal is wrong."""
+    """The secret in an envelope; raises if signature or seal is wrong."""
     sealed, signature = envelope[:-SIGNATURE], envelope[-SIGNATURE:]
     Ed25519PublicKey.from_public_bytes(dealer).verify(signature, where + sealed)
     if where.endswith(b"x25519"):
@@ -139,6 +139,15 @@ def opened(envelope, dealer, keys, where):
         shared = hashlib.sha3_256(mixed + bytes.fromhex("5c2e2f2f5e5c")).digest()
     aead, nonce = key_schedule(kem, shared, where)
     return aead.decrypt(nonce, sealed[len(enc) :], b"")
+
+
+def round_key(secrets, round_):
+    """The key of a round, from the secrets that were dealt, by the first round of their epoch."""
+    first = max(dealt for dealt in secrets if dealt <= round_)
+    epoch = secrets[0]
+    if first:
+        epoch = expand(extract(derived(secrets[0], "epochs"), secrets[first]), b"fedrp/epoch/" + str(first).encode())
+    return derived(epoch, f"round-key/{round_}")
 
 
 def dhkem_secret(exchanged, enc, recipient):
