@@ -10,10 +10,10 @@ import torch
 from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
-from fedrp.mechanisms.base import Normals, Purpose
+from fedrp.mechanisms.base import Normals, OwnWords, Purpose
 from fedrp.projection.families import Projection
 from fedrp.projection.rotation import Rotation
-from fedrp.types import NO_FINGERPRINT, Precise, Vector
+from fedrp.types import NO_FINGERPRINT, Precise, Vector, Words
 
 NOTHING: Vector = np.zeros(0, np.float32)
 _CPU = torch.device("cpu")
@@ -76,6 +76,16 @@ def own_normals(noise: SecretKey) -> Normals:
         return keys[purpose].fine_normals(count, start)
 
     return normals
+
+
+def own_words(noise: SecretKey) -> OwnWords:
+    """A client's own uniform words of one round, from its secret of that round."""
+    key = noise.derive("rounding")
+
+    def words(count: int, start: int) -> Words:
+        return key.keystream(4 * count, 4 * start).view("<u4")
+
+    return words
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

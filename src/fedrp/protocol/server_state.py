@@ -86,8 +86,8 @@ class Server:
 
     @property
     def aggregate_coding(self) -> Coding:
-        """How aggregates are written. They have as many numbers as uploads."""
-        return self.pipeline.aggregate_coding(self.upload_size)
+        """How aggregates are written. They have as many numbers as uploads, but for those that check a sum."""
+        return self.pipeline.aggregate_coding(self.upload_size - self.pipeline.checks)
 
     def decoded(self, round_: int, aggregate: Payload) -> Numbers:
         """The aggregate of a round, as every client reads it."""
