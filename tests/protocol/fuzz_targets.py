@@ -232,7 +232,8 @@ def runs() -> tuple[Federation, ...]:
         for masked in (True, False)
     ]
     told = tiny_config("fedavg-dp", clients=CLIENTS, rounds=ROUNDS, clip_quantile=0.5, noise_multiplier=0.1)
-    return tuple(Federation(config, tiny_task(3 * CLIENTS)) for config in (*configs, told))
+    few = [dataclasses.replace(config, bits=1.0) for config in (configs[0], configs[4])]  # masked; with noise, without
+    return tuple(Federation(config, tiny_task(3 * CLIENTS)) for config in (*configs, told, *few))
 
 
 @functools.lru_cache(maxsize=1)

@@ -42,10 +42,12 @@ EVERYONE = tuple(range(CLIENTS))
 class Case(NamedTuple):
     algorithm: str
     masked: bool
+    bits: float = 32.0
 
 
 # One of each kind of memory: the last aggregate, state of one's own, the history of all rounds and keys.
 CASES = [Case(name, masked) for name in ("fedavg-dp", "fedadmm", "fedrp-subspace") for masked in (True, False)]
+CASES.append(Case("fedrp-subspace", True, bits=1.0))
 MASKED = [case for case in CASES if case.masked]
 
 
@@ -53,7 +55,7 @@ MASKED = [case for case in CASES if case.masked]
 def set_up(case: Case) -> Federation:
     """A federation before its first round."""
     masks = {"secure_aggregation": True} if case.masked else {}
-    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, **masks)
+    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, bits=case.bits, **masks)
     run = Federation(config, tiny_task(3 * CLIENTS))
     for client, site in run.sites.items():
         entropy = DeployedNoise(SimulatedEntropy(RunSeed(config.seed), client), site.identity)
@@ -526,7 +528,7 @@ def unwritten(field: str) -> Callable[[pytest.MonkeyPatch, str], None]:
     return broken
 
 
-DP, ADMM, SUBSPACE = MASKED
+DP, ADMM, SUBSPACE, _FEW_BITS = MASKED
 TWO_UPLOADS, TWO_ANSWERS = "two uploads of client|counts 2 rounds", "two answers of client"
 BROKEN = [
     (LyingServer, ADMM, "extended", constant_transcript, "sums clients that were told different things"),
