@@ -203,11 +203,9 @@ class View:
         if not sent or any(words is None for words in plain):
             return []
         factors = _factors(len(sent) + len(helped))
-        widths = {m.width for m in sent.values()}
-        seen = np.stack([_lifted(_words(m, plain[0].size), m.width) for m in (*sent.values(), *helped)])
-        truth = np.stack(
-            [_lifted(words, max(widths)) for words in (*plain, *(np.zeros_like(plain[0]) for _ in helped))]
-        )
+        width, none = next(iter(sent.values())).width, np.zeros_like(plain[0])
+        seen = np.stack([_lifted(_words(m, none.size), width) for m in (*sent.values(), *helped)])
+        truth = np.stack([_lifted(words, width) for words in (*plain, *[none] * len(helped))])
         rest = seen - truth  # what is left of a combination is nothing where all masks cancel
         found = factors[~(factors.astype(np.uint32) @ rest[:, :2]).any(axis=1)]
         found = found[~(found.astype(np.uint32) @ rest).any(axis=1)]
