@@ -248,7 +248,8 @@ class Mechanism:
                 heard = carrier.heard
                 run.uploads.append({client: _numbers(reply, Kind.UPLOAD, up) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
-            run.aggregates.append(_numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round))
+            made = _numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round)
+            run.aggregates.append(server.pipeline.update_of(made))
         return run
 
     def _bench(self, config: Resolved, inside: bool, seed: int) -> Workbench:
