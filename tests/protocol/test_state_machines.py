@@ -43,20 +43,22 @@ EVERYONE = tuple(range(CLIENTS))
 class Case(NamedTuple):
     algorithm: str
     masked: bool
+    bits: float = 32.0
 
 
 # One of each kind of memory: the last aggregate, state of one's own, the history of all rounds and keys.
 CASES = [Case(name, masked) for name in ("fedavg-dp", "fedadmm", "fedrp-subspace") for masked in (True, False)]
+CASES.append(Case("fedrp-subspace", True, bits=1.0))
 MASKED = [case for case in CASES if case.masked]
 
 
 @functools.lru_cache(maxsize=len(CASES))
 def set_up(case: Case) -> Federation:
     """A federation before its first round."""
-    more = {"secure_aggregation": True} if case.masked else {}
+    more: dict[str, Any] = {"secure_aggregation": True} if case.masked else {}
     if case.algorithm == "fedrp-subspace":
         more |= {"key_epoch": 2}  # both rounds that begin an epoch, and others
-    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, **more)
+    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, bits=case.bits, **more)
     run = Federation(config, tiny_task(3 * CLIENTS))
     for client, site in run.sites.items():
         entropy = DeployedNoise(SimulatedEntropy(RunSeed(config.seed), client), site.identity)
@@ -529,7 +531,7 @@ def unwritten(field: str) -> Callable[[pytest.MonkeyPatch, str], None]:
     return broken
 
 
-DP, ADMM, SUBSPACE = MASKED
+DP, ADMM, SUBSPACE, _FEW_BITS = MASKED
 TWO_UPLOADS, TWO_ANSWERS = "two uploads of client|counts 2 rounds", "two answers of client"
 BROKEN = [
     (LyingServer, ADMM, "extended", constant_transcript, "sums clients that were told different things"),

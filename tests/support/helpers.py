@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms.client_side import own_normals
+from fedrp.algorithms.client_side import own_normals, own_words
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
@@ -77,7 +77,7 @@ def clipped_and_noised(
     config: Resolved, update: np.ndarray, noise: SecretKey, participants: int, previous: np.ndarray | None = None
 ) -> np.ndarray:
     """An update as the mechanisms of its algorithm leave it, before masks."""
-    context = AtClient(previous, participants, own_normals(lambda: noise), warn=pytest.fail)
+    context = AtClient(previous, participants, own_normals(lambda: noise), own_words(lambda: noise), warn=pytest.fail)
     for mechanism in ALGORITHMS[config.algorithm].server.mechanisms(config):
         update = mechanism.client(update, context)
     return update

@@ -194,6 +194,23 @@ def masks():
     return cases
 
 
+def levels():
+    """Three clients of a run with up to five; before there is a common norm, and after. Few and many bits; m = 6, 8."""
+    cases, most = [], 64.0
+    for bits, size, norm in ((1, 6, None), (1, 8, 1.75), (4, 6, 1.75)):
+        vectors = [[((37 * i + 11 * c * c + 5) % 23 - 11) / 16 for i in range(size)] for c in range(3)]
+        width = bits + 3
+        steps = (2**width - 1) // 3
+        words = [oracle.levels(v, norm, most, steps, 3, MASK_SECRETS[c]) for c, v in enumerate(vectors)]
+        cases.append(
+            {
+                "bits": bits, "most_clients": 5, "secure_range": most, "norm": norm, "noise_keys": MASK_SECRETS[:3],
+                "vectors": vectors, "width": width, "words": words, "payload": oracle.packed(words[0], width, 2),
+            }
+        )  # fmt: skip
+    return cases
+
+
 def model_marks():
     model = [(7919 * i % 1009) / 512 - 1 for i in range(50)]
     families = ("gaussian", "sign", "hadamard")
@@ -275,6 +292,7 @@ def sections():
         "settings": settings(),
         "transcripts": transcripts(),
         "masks": masks(),
+        "levels": levels(),
         "model_marks": model_marks(),
         "initial_models": initial_models(),
         "noise": noise(),

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 
 import make_protocol_vectors as maker
+from fedrp.algorithms.client_side import own_normals, own_words
+from fedrp.algorithms.pipeline import Pipeline
+from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
@@ -25,6 +30,7 @@ from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.initial import drawn_initial, initial_laws
+from fedrp.mechanisms.base import AtClient
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire
@@ -180,6 +186,32 @@ def test_the_mask_of_a_pair_is_what_one_adds_and_the_other_subtracts(case):
     added, subtracted = (m._added(np.zeros(5, np.uint32), (o.client,), b"upload") for m, o in ((one, two), (two, one)))
     assert added.tolist() == case["mask_of_0_and_1"]
     assert not (added + subtracted).any()
+
+
+@every("levels")
+def test_words_of_few_bits_their_payload_and_their_mean(case):
+    vectors, cohort = [floats(vector) for vector in case["vectors"]], Cohort((0, 1, 2), (1, 1, 1))
+    size, most = vectors[0].size, float.fromhex(case["secure_range"])
+    given = {"algorithm": "fedrp-subspace", "clients": case["most_clients"], "dim": size, "bits": float(case["bits"])}
+    config = resolved(RunConfig(**given, secure_aggregation=True, secure_range=most), 99)
+    pipeline = Pipeline.of(config, SERVERS["fedrp-subspace"])
+    norm = None if case["norm"] is None else float.fromhex(case["norm"])
+    previous = None if norm is None else np.array([*[0.0] * size, norm], np.float32)
+    coding, sent = pipeline.upload_coding(pipeline.upload_size(99)), []
+    for key, vector in zip(case["noise_keys"], vectors, strict=True):
+        noise = functools.partial(secret, key)
+        context = AtClient(previous, 3, own_normals(noise), own_words(noise), lambda _text: None, cohort)
+        sent.append(pipeline.sent(vector.astype(np.float32), context))
+    assert [words.tolist() for words in sent] == case["words"]
+    assert (coding.width, coding.encode(sent[0], b"").tobytes().hex()) == (case["width"], case["payload"])
+    total = np.sum(sent, axis=0, dtype=np.uint32)
+    mean = pipeline.aggregate([] if previous is None else [previous], total, 3.0, cohort)
+    told = np.mean([np.linalg.norm(vector) for vector in vectors])
+    assert mean[-1] == pytest.approx(told, rel=1e-5)
+    steps = (2 ** case["width"] - 1) // 3
+    bound = (2 + np.log2(steps) / 3) * (told if norm is None else norm) / np.sqrt(size)
+    there = bound * (2 * np.sum(case["words"], axis=0)[:size] / steps - 3) / 3
+    np.testing.assert_allclose(maker.oracle.spread(mean[:-1].tolist(), b"masked"), there, atol=1e-5)
 
 
 @every("model_marks")

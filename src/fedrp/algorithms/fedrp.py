@@ -35,7 +35,7 @@ DEFAULT_SHARE = 0.25
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, parameters)
+    config = within_bytes(config, Resolved.of(config), servers.FEDRP, parameters)
     family = "gaussian" if config.dim * parameters <= GAUSSIAN_ENTRIES else "sign"
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2

@@ -25,6 +25,7 @@ from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.shared import averages_released, resolve_projection, within_bytes
+from fedrp.compression.coding import FULL
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
@@ -56,7 +57,8 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, parameters)
+    known = resolve_privacy(config) if config.private else Resolved.of(config)
+    config = within_bytes(config, known, servers.SUBSPACE, parameters)
     rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
@@ -167,8 +169,10 @@ _KEYS = ("the round keys are secret", "HKDF and AES are as good as ideal")
 def _seen_by_the_server(config: Resolved) -> Event:
     """What uploads without noise tell who does not know the round keys; docs/privacy.md, "Rotation"."""
     learnt = "the inner products of the clients' steps of a round"
-    if config.secure_aggregation:
+    if config.secure_aggregation and config.bits == FULL:
         learnt = "the norm of the mean step of a round"
+    elif config.secure_aggregation:  # rounding errors depend on single steps, if by their inner products only
+        learnt = f"the norm of the mean step, the mean of the steps' norms and no more than {learnt}"
     if config.rotation == "haar":
         more = "nothing else"
     elif config.rotation == "none" and config.projection == "gaussian":

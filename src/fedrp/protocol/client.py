@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
-from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
+from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals, own_words
 from fedrp.compression import coding as codes
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.epochs import covering
@@ -225,10 +225,13 @@ def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
     """What the mechanisms of a round need of a client."""
     client, site, inbox = work[:3]
     asked = _call_of(work)
+    # Made where a mechanism draws: a packet may be a model of 45 MB, and its hash takes time.
+    noise = functools.cache(lambda: site.entropy.noise(bench.run, asked.round, inbox.digest))
     return AtClient(
         previous=plan.previous,
         participants=asked.weight,
-        normals=own_normals(lambda: site.entropy.noise(bench.run, asked.round, inbox.digest)),
+        normals=own_normals(noise),
+        words=own_words(noise),
         warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
         cohort=Cohort.of(asked.payload) if bench.config.secure_aggregation else None,
         weight=weight_of(bench, site),
@@ -245,8 +248,9 @@ def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -
     if client.left_out not in ((), left_out):
         raise ProtocolError(f"client {client.index} helped in another recovery of round {request.round}: refused")
     masker = _masker(bench, client, site, request.round, client.call)
-    words = masker.correction(left_out, bench.upload_size)
-    correction = Message(Kind.CORRECTION, bench.context, request.round, client.index, words)
+    coding = bench.pipeline.upload_coding(bench.upload_size)
+    words = coding.encode(masker.correction(left_out, bench.upload_size), b"")
+    correction = Message(Kind.CORRECTION, bench.context, request.round, client.index, words, width=coding.width)
     return dataclasses.replace(client, left_out=left_out), correction
 
 

@@ -224,7 +224,10 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
         numbers = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
         certified = certificate(each) if certificate else None
     past = [server.decoded(r, server.aggregates[r]) for r in sorted(server.aggregates, reverse=True)[:2]]
-    aggregate = pipeline.aggregate(past, numbers, weight, call)
+    try:
+        aggregate = pipeline.aggregate(past, numbers, weight, call)
+    except ProtocolError as error:
+        return _Outcome(void=str(error))
     if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
         raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
     payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
