@@ -23,6 +23,10 @@ class Examples(NamedTuple):
     x: torch.Tensor
     y: torch.Tensor
 
+    def on(self, device: torch.device) -> "Examples":
+        """The same examples on a device; nothing is copied if they are there."""
+        return Examples(self.x.to(device), self.y.to(device))
+
 
 def described(values: torch.Tensor) -> str:
     """Shape and type of a tensor, as errors name them."""
