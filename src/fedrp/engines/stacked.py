@@ -11,12 +11,14 @@ from torch import nn
 from fedrp.engines.descent import advance, batches, learning_rates, look_for_divergence, matrix
 from fedrp.learning.layout import Layout, trainable
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Loss, Objective, Rows, Stack, on_device
+from fedrp.learning.pixels import floats
 from fedrp.learning.trainer import LocalModel
 from fedrp.rng import RunSeed
 from fedrp.stacking.rewrite import Program
 from fedrp.stacking.values import Pass, Stacked
 
 _WINDOW = 2**23  # bytes of examples that are put side by side at once
+_NUMBER_BYTES = 4  # of an example's number
 _IGNORED = -100  # the class of examples that torch's cross-entropy leaves out
 
 Plan = list[torch.Tensor]  # the examples of each step
@@ -201,7 +203,7 @@ def _batches(data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool)
     step = 0
     while step < len(plans[0]):
         active = sum(len(plan) > step for plan in plans)
-        bytes_per_step = active * len(plans[0][step]) * data[0].x[0].numel() * data[0].x.element_size()
+        bytes_per_step = active * len(plans[0][step]) * data[0].x.shape[1:].numel() * _NUMBER_BYTES
         last = min(step + max(1, _WINDOW // bytes_per_step), len(plans[active - 1]))
         window = [plan[step:last] for plan in plans[:active]]
         yield from _window(data[:active], window, takes_image and data[0].x.ndim > 2)
@@ -209,10 +211,10 @@ def _batches(data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool)
 
 
 def _window(data: Sequence[Examples], plans: Sequence[Plan], as_image: bool) -> Iterator[_Batch]:
-    models, steps, device = len(data), range(len(plans[0])), data[0].x.device
+    models, steps, device = len(data), range(len(plans[0])), data[0].y.device
     widths = [max(len(plan[step]) for plan in plans) for step in steps]
     index = [torch.cat([_padded(plan[step], widths[step]) for step in steps]) for plan in plans]
-    inputs = [part.x[own] for part, own in zip(data, index, strict=True)]
+    inputs = [floats(part.x[own]) for part, own in zip(data, index, strict=True)]
     targets = torch.stack([part.y[own] for part, own in zip(data, index, strict=True)])
     x = _side_by_side(inputs) if as_image else torch.stack(inputs)
     end = 0
