@@ -32,7 +32,7 @@ from fedrp.simulation.population import grouped
 TABLE = "memory"
 PERIOD = 0.2
 PARAMETERS = {"lenet5": 61_706, "cnn": 846_634}
-NUMBERS = {"lenet5": 28 * 28, "cnn": 3 * 32 * 32}  # of an image
+NUMBERS = {"lenet5": 28 * 28, "cnn": 3 * 32 * 32}  # bytes of an image
 TERMS = ("1", "workers", "clients", "cohort", "group", "data")
 
 
@@ -63,7 +63,7 @@ def terms(point: Point) -> list[float]:
     n = PARAMETERS[point.model]
     model = 4 * n / 2**20
     together = max(map(len, grouped(point.clients, n).values())) * point.cohort / point.clients
-    data = 4 * point.images * NUMBERS[point.model] / 2**20
+    data = point.images * NUMBERS[point.model] / 2**20
     return [1, point.workers, point.clients, point.cohort * model, point.workers * together * model, data]
 
 
@@ -120,16 +120,17 @@ def fitted(points: Sequence[Point], megabytes: Sequence[float]) -> dict[str, flo
 def rendered(results: Mapping[str, Any]) -> str:
     """The formula and the points behind it."""
     result = list(results.values())[-1]
-    c = result["fit"]
+    points = [Point(*point) for point in result["points"]]
+    c = fitted(points, result["megabytes"])
     formula = (
-        f"MB = {c['1']:.0f} + {c['workers']:.0f} W + {1024 * c['clients']:.1f} K / 1024 "
+        f"MB = {c['1']:.0f} + {c['workers']:.0f} W + {c['clients']:.3f} K "
         f"+ {c['cohort']:.2f} C N + {c['group']:.2f} W G N + {c['data']:.2f} D"
     )
     lines = [
         [f"{p.clients:,}", f"{p.cohort:,}", p.workers, p.model, f"{p.images:,}", f"{m:,.0f}", f"{f:,.0f}"]
         for p, m, f in (
-            (Point(*point), mb, float(np.dot(terms(Point(*point)), [c[term] for term in TERMS])))
-            for point, mb in zip(result["points"], result["megabytes"], strict=True)
+            (point, mb, float(np.dot(terms(point), [c[term] for term in TERMS])))
+            for point, mb in zip(points, result["megabytes"], strict=True)
         )
     ]
     header = ["clients K", "in a round C", "workers W", "model", "images", "MB", "by the formula"]
@@ -153,7 +154,7 @@ def main() -> None:
     for point in points:
         megabytes.append(measured(point))
         print(f"{point}: {megabytes[-1]:.0f} MB", file=sys.stderr, flush=True)
-    result = {"origin": origin, "points": points, "megabytes": megabytes, "fit": fitted(points, megabytes)}
+    result = {"origin": origin, "points": points, "megabytes": megabytes}
     kept.keep(TABLE, {"memory" + " --quick" * arguments.quick: result}, arguments.results)
     print(json.dumps(result))
 
