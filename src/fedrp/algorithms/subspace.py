@@ -32,7 +32,6 @@ from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, make_projection
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
@@ -126,15 +125,16 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     if key is None:
         raise ProtocolError("FedRP-Subspace needs round keys")
     projection = local.project(key)
+    matrix = projection.on(local.device)
     states = _consensus(local, clients)
     base = on_device(stacked([state.model for state in states]), local.device)
     pull = config.proximal * projection.columns / projection.rows
 
     def weights(theta: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return adjoint(projection, theta).add_(base[rows])
+        return matrix.adjoint(theta).add_(base[rows])
 
     def gradient(theta: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:
-        return forward(projection, gradients) + pull * theta
+        return matrix.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
     rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)

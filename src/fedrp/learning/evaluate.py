@@ -51,11 +51,12 @@ def score(local: LocalModel, model: Vector, test: Examples, correct: Correct) ->
     module = local.bind(model).eval()
     right, loss = 0.0, 0.0
     with torch.inference_mode():
-        for x, y in zip(torch.split(test.x, EVALUATION_BATCH), torch.split(test.y, EVALUATION_BATCH), strict=True):
-            targets = y.to(local.device)
-            outputs = module(batch_input(x, local.device))
+        for start in range(0, len(test.y), EVALUATION_BATCH):
+            batch = slice(start, start + EVALUATION_BATCH)
+            targets = test.y[batch].to(local.device)
+            outputs = module(batch_input(test.x[batch], local.device))
             right += number_right(correct, outputs, targets)
-            loss += float(local.loss(outputs, targets)) * len(y)
+            loss += float(local.loss(outputs, targets)) * len(targets)
     return Score(100.0 * right / len(test.y), loss / len(test.y))
 
 
