@@ -361,7 +361,7 @@ def test_resume_goes_on_and_an_existing_folder_is_refused(ask: Ask, small: list[
     assert ask("run", *small, "--out=run").code == 0
     answer = ask("run", *small, "--out=run")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
-    assert "run already holds a run: add --resume" in answer.err
+    assert "run already holds a run: go on with --resume, or give another folder, --out ...\n" in answer.err
     answer = ask("run", *small, "--out=run", "--resume", "--seed=3")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
     assert "was started with seed=0, not 3" in answer.err
@@ -419,7 +419,7 @@ def test_a_folder_without_a_run_is_not_resumed(name: str, ask: Ask, small: list[
     for folder in ("typo", "empty"):
         answer = ask(name, *small, "--resume", f"--out={folder}")
         assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
-        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct --out", answer.err)
+        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct out", answer.err)
     assert not Path("typo").exists()
     answer = ask(name, *small, "--resume")
     assert (answer.code, answer.err) == (CONFIG, "fedrp: --resume needs --out, the folder of the run to go on with\n")
@@ -553,7 +553,7 @@ def test_a_comparison_remembers_what_it_was_asked_for(ask: Ask, small: list[obje
     kept = Path("both/compare.json").read_bytes()
     anew = ask("compare", *small, "--algorithms=fedavg", "--out=both")
     assert (anew.code, anew.err.count("\n")) == (CONFIG, 1)
-    assert "both already holds a comparison: add --resume" in anew.err
+    assert "both already holds a comparison: go on with --resume" in anew.err
     assert Path("both/compare.json").read_bytes() == kept
 
 

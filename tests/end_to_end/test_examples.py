@@ -19,7 +19,7 @@ from fedrp.learning.initial import secret_initial
 from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection.families import make_projection
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from helpers import ROOT, TinyNet, client_batches, environment, round_keys, tiny_config, tiny_task
 
 LONGEST = {"fedrp_in_100_lines": 100, "your_own_algorithm": 46, "your_own_model": 20}

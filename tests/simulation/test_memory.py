@@ -11,8 +11,8 @@ import torch
 
 from fedrp import Speed, Task, simulate
 from fedrp.algorithms.table import methods
+from fedrp.learning.holdings import Holdings
 from fedrp.learning.objective import Examples
-from fedrp.simulation.holdings import Holdings
 from fedrp.simulation.states import StateStore
 from helpers import tiny_config, tiny_task
 

@@ -39,7 +39,7 @@ def learning_rate(config: RunConfig) -> float:
 
 def _require_summable(config: RunConfig) -> None:
     if config.bits < FULL or config.bytes is not None:
-        raise ConfigError("masked uploads are words of 32 bits, so that they add up: leave out --bits and --bytes")
+        raise ConfigError("masked uploads are words of 32 bits, so that they add up: leave out bits and bytes")
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
         raise ConfigError(
@@ -49,7 +49,7 @@ def _require_summable(config: RunConfig) -> None:
     if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
         raise ConfigError(
             f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
-            "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
+            "state of their own, and only those who took part in the same rounds are summed; use participation=1"
         )
 
 
@@ -59,7 +59,7 @@ def _require_trimmable(config: RunConfig) -> None:
     if config.secure_aggregation:
         raise ConfigError(
             f"{given} needs the single uploads, which secure aggregation hides from the server: leave it out, or use "
-            "--no-secure-aggregation (secure-aggregation = false in a Flower run config, where masks are the default)"
+            "secure_aggregation=False (secure-aggregation = false in a Flower run config, where masks are the default)"
         )
     if config.private:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _require_trimmable(config: RunConfig) -> None:
     if config.weighting != "uniform":
         raise ConfigError(
             f"{given} counts every client once, as each states its own number of examples: leave it out, "
-            "or use --weighting uniform"
+            "or use weighting='uniform'"
         )
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     least = least_uploads(config.trimmed_share)
