@@ -19,7 +19,7 @@ import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.algorithms.table import ALGORITHMS, methods
 from fedrp.cli import main
-from fedrp.cli.common import FOREMOST, Command
+from fedrp.cli.common import FOREMOST, Command, as_options
 from fedrp.config import GROUPS
 from fedrp.learning.data import DATASETS
 from fedrp.learning.zoo import MODELS
@@ -396,7 +396,8 @@ def test_what_is_not_given_again_is_taken_from_the_folder(options: list[str], as
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("--rounds=3", "run was started with rounds=2, not 3: resume with the same"),
+        ("--rounds=3", "run was started with rounds=2, and its epsilon holds for these alone"),
+        ("--rounds=1", "run was started with rounds=2, not 1: resume with the same"),
         ("--algorithm=fwc", "run was started with algorithm=fedavg-dp, not fwc"),
         ("--dp-epsilon=9", "run was started with noise_multiplier="),
         ("--dataset=mnist", "run was started with dataset=npz:"),
@@ -411,6 +412,37 @@ def test_what_is_given_again_must_be_the_same(given: str, told: str, ask: Ask, s
     for answer in answers:
         assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
         assert told in answer.err
+
+
+def test_a_run_without_noise_is_given_more_rounds_and_keeps_its_best_model(ask: Ask, small: list[object]) -> None:
+    assert ask("run", *small, "--algorithm=fedavg", "--keep=best", "--out=run").code == 0
+    answer = ask("run", "--out=run", "--resume", "--workers=1", "--rounds=4", "--json")
+    assert answer.code == 0, answer.err
+    result = json.loads(answer.out)
+    accuracies = [line["accuracy"] for line in result["history"]]
+    assert len(accuracies) == result["rounds"] == 4
+    assert result["accuracy"] == max(accuracies) == accuracies[result["delivered_round"] - 1]
+    assert Path("run/last.safetensors").exists()
+    refused = ask("run", *small, "--keep=worst")
+    assert (refused.code, refused.err) == (CONFIG, "fedrp: unknown keep 'worst'; known: last, best\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "x holds a run: go on with resume=True, or give out=...",
+            "x holds a run: go on with --resume, or give --out ...",
+        ),
+        ("rho=9 is too much; use rho=1.5e-3", "rho=9 is too much; use --rho 1.5e-3"),
+        ("masks: use secure_aggregation=False", "masks: use --no-secure-aggregation"),
+        ("no: use projection='gaussian', or dim=5 at most", "no: use --projection gaussian, or --dim 5 at most"),
+        ("dim=0 is not valid: expected 1", "dim=0 is not valid: expected 1"),
+        ("odd: as metrics={'a': f} or app=1.", "odd: as metrics={'a': f} or app=1."),
+    ],
+)
+def test_what_an_error_says_to_do_is_said_in_options(text: str, told: str) -> None:
+    assert as_options(text) == told
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])

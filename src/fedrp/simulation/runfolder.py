@@ -112,12 +112,12 @@ class RunFolder:
                 raise ConfigError(
                     f"{root} already holds a run: go on with resume=True, or give another folder, out=..."
                 )
-            self._require_task(task)
             known, given = read_json(self._config_file, way_out(root)), settings_of(config)
             more = _more_rounds(known, given)
             if more:
                 _require_extensible(config, known["rounds"], str(root))
             require_same_settings({**known, **more}, given, str(root), RESUME)
+            self._require_task(task)
             if more:
                 begin_folder(root, CONFIG_FILE, to_json(config))
         else:  # the config last: a folder that has one holds a run
@@ -337,7 +337,7 @@ def _finished(root: Path) -> bool:
 def way_out(root: Path) -> str:
     """What to do about a run that cannot be gone on with."""
     if _finished(root):
-        return f"start again in another folder, out=...; {_MODEL_FILE} and {_RESULT_FILE} there are complete"
+        return f"{_MODEL_FILE} and {_RESULT_FILE} there are complete; start again in another folder, out=..."
     return f"remove {root} and start again"
 
 
