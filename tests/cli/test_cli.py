@@ -464,7 +464,7 @@ def test_the_advice_of_ctrl_c_is_a_command_that_works(
     chosen = ["--algorithms=fwc,fedavg", "--out=my run"] if name == "compare" else ["--algorithm=fwc", "--out=my run"]
     options = [*small, *chosen, "--threads=2", "--data-dir=somewhere", "--seed=4"]
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_measured", interrupt)
+        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "measured", interrupt)
         answer = ask(name, *options)
     line = answer.err.removeprefix("fedrp: stopped; what is done is kept, go on with: ").strip()
     assert (answer.code, answer.err.count("\n")) == (INTERRUPTED, 1)

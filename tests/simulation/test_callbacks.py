@@ -117,7 +117,7 @@ def test_a_stopped_run_has_the_result_of_its_rounds(name: str, task: Task, tmp_p
 
 
 def spoiled_later(task: Task) -> tuple[RunConfig, Task]:
-    """A run whose metric is best in a round before the last: it tells how far outputs are from a size that they outgrow."""
+    """A run that is best before its last round: its metric is how far outputs are from a size that they outgrow."""
 
     def small(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
         return (outputs.abs().mean() - 1.3).abs()
