@@ -224,7 +224,7 @@ def test_an_aggregation_that_is_none_is_refused_by_name_and_value(value: str) ->
         (
             "fedavg",
             {"secure_aggregation": True},
-            "needs the single uploads, .* leave it out, or use --no-secure-aggregation",
+            "needs the single uploads, .* leave it out, or use secure_aggregation=False",
         ),
         ("fedrp-subspace", {"noise_multiplier": 1.0}, "does not go with noise, .* leave out one of them"),
         ("fedrp-subspace", {"dp_epsilon": 1.0}, "does not go with noise, .* leave out one of them"),
