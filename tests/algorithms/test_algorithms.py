@@ -1,6 +1,7 @@
 """What each algorithm reaches where the answer is known, and the noise of those that add some."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -221,7 +222,7 @@ def noise_of(name: str = "fedavg-dp", **changes: object) -> np.ndarray:
     updates = [upload.vector for upload in run.algorithm.client.round(run.local(1), run.newcomers())]
     draws = []
     for draw in range(20):
-        noises = [own_normals(KEYS[-1].derive(f"{draw} {client}")) for client in range(len(updates))]
+        noises = [own_normals(functools.partial(KEYS[-1].derive, f"{draw} {client}")) for client in range(len(updates))]
         contexts = [run.context(client)._replace(normals=normals) for client, normals in enumerate(noises)]
         draws.append([run.pipeline.sent(*pair) for pair in zip(updates, contexts, strict=True)])
     return np.array(draws, np.float64)

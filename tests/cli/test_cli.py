@@ -30,7 +30,8 @@ from helpers import command, environment, files_up_to
 KEYS = re.findall(
     r"\w+",
     """algorithm dataset model clients rounds local_epochs parameters dim projection seed accuracy accuracy_client_mean
-    accuracy_client_min accuracy_client_max accuracy_average bytes_up bytes_down seconds seconds_per_round
+    accuracy_client_min accuracy_client_max accuracy_average bytes_up bytes_down bytes_payload_up bytes_payload_down
+    bytes_framing_up bytes_framing_down bytes_keys_up bytes_keys_down bytes_keys_per_client seconds seconds_per_round
     images_per_second peak_rss_mb history epsilon delta privacy warnings""",
 )
 OPTIONS = re.findall(

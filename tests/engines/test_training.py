@@ -18,7 +18,6 @@ from fedrp.learning.layout import load_vector
 from fedrp.learning.objective import Examples, LocalSGD, Objective, on_device
 from fedrp.learning.trainer import Trainer
 from fedrp.projection.families import FAMILIES, make_projection
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.rng import RunSeed
 from helpers import FEATURES, DropoutNet, FrozenNet, TinyNet, blobs, client_batches, tiny_config
 
@@ -256,6 +255,7 @@ def test_projections_of_tensors_are_those_of_arrays(family: str) -> None:
     """Also of rows with padding between them, as training has."""
     projection = make_projection(family, SecretKey(bytes(32)), 50, 7)
     padded = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32))[:, :50]
-    images = forward(projection, padded)
+    forward, adjoint = projection.on(torch.device("cpu"))
+    images = forward(padded)
     assert images.numpy().tobytes() == projection.forward(padded.numpy()).tobytes()
-    assert adjoint(projection, images).numpy().tobytes() == projection.adjoint(images.numpy()).tobytes()
+    assert adjoint(images).numpy().tobytes() == projection.adjoint(images.numpy()).tobytes()

@@ -26,7 +26,6 @@ from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import norm_bound
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -35,7 +34,7 @@ DEFAULT_SHARE = 0.25
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, parameters)
+    config = within_bytes(config, Resolved.of(config), servers.FEDRP, parameters)
     family = "gaussian" if config.dim * parameters <= GAUSSIAN_ENTRIES else "sign"
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
@@ -61,6 +60,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     if last.key is None or local.key is None:
         raise ConfigError("FedRP needs round keys")
     projection = local.project(last.key)
+    matrix = projection.on(local.device)
     start = stacked([client.state.model for client in clients])
     duals = stacked([client.state.carry[: local.config.dim] for client in clients])
     origins = [client.state.carry[local.config.dim :] for client in clients]  # w^0, where a ball is kept around it
@@ -69,8 +69,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     dual, goal = on_device(duals, local.device), on_device(target, local.device)
 
     def gradient(weights: torch.Tensor, gradients: torch.Tensor, rows: Rows) -> torch.Tensor:
-        miss = forward(projection, weights) - goal
-        return adjoint(projection, dual[rows] + float(rho) * miss).add_(gradients)
+        miss = matrix.forward(weights) - goal
+        return matrix.adjoint(dual[rows] + float(rho) * miss).add_(gradients)
 
     models = local.train(start, Objective(gradient, at_once=True))
     if local.config.bounded:
@@ -102,7 +102,8 @@ def _releases(config: Resolved) -> list[Release]:
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
     settings=EXCHANGE_SETTINGS
-    | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "ball", "sensitivity", "norm_floor"},
+    | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch"}
+    | {"ball", "sensitivity", "norm_floor"},
     delivers="client",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

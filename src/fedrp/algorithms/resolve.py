@@ -20,7 +20,7 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
-    if config.clip_quantile is not None and min(config.bits, config.bits_down) < FULL:
+    if config.clip_quantile is not None and _few_bits(config):
         raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
     found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
@@ -37,9 +37,18 @@ def learning_rate(config: RunConfig) -> float:
     return lr * method_of(config).lr_factor
 
 
+def _few_bits(config: RunConfig) -> bool:
+    return min(config.bits, config.bits_down) < FULL or config.bytes is not None
+
+
 def _require_summable(config: RunConfig) -> None:
-    if config.bits < FULL or config.bytes is not None:
-        raise ConfigError("masked uploads are words of 32 bits, so that they add up: leave out bits and bytes")
+    if config.bits < 1:
+        raise ConfigError(f"bits={config.bits:g} is not valid for masked uploads: use 1, and a smaller dim")
+    if config.weighting != "uniform" and (config.bits < FULL or config.bytes is not None):
+        raise ConfigError(
+            f"weighting='{config.weighting}' is not valid for masked uploads of few bits: weights would take as many "
+            "again; leave it out, or leave out bits and bytes"
+        )
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
         raise ConfigError(

@@ -24,70 +24,16 @@ ACCURACY, LOSS = "accuracy", "loss"
 _AVERAGE = "_average"
 _CLIENTS = ("_client_mean", "_client_min", "_client_max")
 # What results, lines of `metrics.jsonl` and the status of a site hold beside metrics, in one flat object.
-_TAKEN = frozenset(
-    [
-        "accuracy",
-        "adjacency",
-        "adversary",
-        "aggregation",
-        "algorithm",
-        "ball",
-        "batch_size",
-        "bytes_down",
-        "bytes_down_total",
-        "bytes_keys_down",
-        "bytes_keys_down_total",
-        "bytes_keys_up",
-        "bytes_keys_up_total",
-        "bytes_up",
-        "bytes_up_total",
-        "client",
-        "clients",
-        "clip",
-        "consensus_bound",
-        "dataset",
-        "delivered_round",
-        "delta",
-        "dim",
-        "dropped",
-        "epsilon",
-        "evaluation_seconds",
-        "event",
-        "finished",
-        "goal",
-        "headline",
-        "history",
-        "images_per_second",
-        "local_epochs",
-        "loss",
-        "lr",
-        "model",
-        "momentum",
-        "name",
-        "noise_multiplier",
-        "parameters",
-        "participants",
-        "participation",
-        "partition",
-        "peak_rss_mb",
-        "privacy",
-        "projection",
-        "rho",
-        "role",
-        "round",
-        "rounds",
-        "rounds_done",
-        "run",
-        "seconds",
-        "seconds_per_round",
-        "secure_aggregation",
-        "seed",
-        "time",
-        "train_examples",
-        "updated",
-        "warnings",
-    ]
-)
+_TAKEN = """
+    accuracy adjacency adversary aggregation algorithm ball batch_size bytes_down bytes_down_total
+    bytes_framing_down bytes_framing_down_total bytes_framing_up bytes_framing_up_total bytes_keys_down
+    bytes_keys_down_total bytes_keys_per_client bytes_keys_up bytes_keys_up_total bytes_payload_down
+    bytes_payload_up bytes_up bytes_up_total client clients clip consensus_bound dataset delivered_round delta
+    dim dropped epsilon evaluation_seconds event finished goal headline history images_per_second local_epochs
+    loss lr model momentum name noise_multiplier parameters participants participation partition peak_rss_mb
+    privacy projection rho role round rounds rounds_done run seconds seconds_per_round secure_aggregation seed
+    time train_examples updated warnings
+"""
 
 
 class NoAccuracyError(ConfigError, AttributeError):
@@ -217,7 +163,7 @@ def require_metrics(metrics: object, goal: object = "max") -> None:
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise ConfigError(f"{name!r} is no name for a metric: give a word, as metrics={{'auroc': function}}")
-        if name in _TAKEN or name.endswith((_AVERAGE, *_CLIENTS)):
+        if name in _TAKEN.split() or name.endswith((_AVERAGE, *_CLIENTS)):
             raise ConfigError(f"'{name}' is no name for a metric, results use it already: choose another")
         if isinstance(metric, type) or not callable(metric):
             got = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
@@ -255,8 +201,9 @@ def _number(name: str, metric: Metric, outputs: torch.Tensor, targets: torch.Ten
 
 def predictions(module: nn.Module, test: Examples, device: torch.device) -> Iterator[tuple[Any, torch.Tensor]]:
     """Outputs and targets of a test set, batch by batch; `Any` because models of users may give anything."""
-    for x, y in zip(torch.split(test.x, EVALUATION_BATCH), torch.split(test.y, EVALUATION_BATCH), strict=True):
-        yield module(batch_input(x, device)), y.to(device)
+    for start in range(0, len(test.y), EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        yield module(batch_input(test.x[batch], device)), test.y[batch].to(device)
 
 
 def score(local: LocalModel, model: Vector, test: Examples, metrics: Metrics) -> Score:
@@ -270,7 +217,7 @@ def score(local: LocalModel, model: Vector, test: Examples, metrics: Metrics) ->
             right += number_right(outputs, targets) if classes else 0.0
             if metrics:
                 kept.append(outputs.cpu())
-        found = metrics_of(metrics, torch.cat(kept), test.y) if metrics else {}
+        found = metrics_of(metrics, torch.cat(kept), test.y.cpu()) if metrics else {}
     accuracy = {ACCURACY: 100.0 * right / len(test.y)} if classes else {}
     return Score(loss / len(test.y), {**found, **accuracy})
 

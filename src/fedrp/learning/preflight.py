@@ -13,6 +13,7 @@ from fedrp.errors import ConfigError, FedRPError, first_line
 from fedrp.learning.evaluate import Metrics, metrics_of, predictions
 from fedrp.learning.layout import ModelFactory, built
 from fedrp.learning.objective import Examples, Loss, described
+from fedrp.learning.pixels import floats
 from fedrp.learning.trainer import batch_input
 
 _INPUTS, _TARGETS = 0, 1  # fields of `Examples`
@@ -91,14 +92,14 @@ def _telling(parts: Sequence[Examples]) -> list[Examples]:
     """Pairs of examples that show whether all will do: those with the extreme class labels and embedding indices."""
     chosen = {(0, _TARGETS)}  # of which part, by which field
     for field in (_INPUTS, _TARGETS):
-        if not parts[0][field].is_floating_point():
-            lows = [int(part[field].min()) for part in parts]
-            highs = [int(part[field].max()) for part in parts]
+        whole = [values for part in parts if isinstance(values := part[field], torch.Tensor)]
+        if whole and not whole[0].is_floating_point():
+            lows, highs = ([int(values.min()) for values in whole], [int(values.max()) for values in whole])
             chosen |= {(lows.index(min(lows)), field), (highs.index(max(highs)), field)}
     return [_extremes(parts[number], field) for number, field in sorted(chosen)]
 
 
 def _extremes(part: Examples, field: int) -> Examples:
-    values = part[field].reshape(len(part.y), -1)
+    values = floats(part[field]).reshape(len(part.y), -1)
     rows = torch.stack([values.amin(dim=1).argmin(), values.amax(dim=1).argmax()])
     return Examples(part.x[rows], part.y[rows])

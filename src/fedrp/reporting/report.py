@@ -40,7 +40,7 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def result_details(result: dict[str, Any]) -> list[str]:
-    """What a table has no room for: all clients' models, and who is protected from whom."""
+    """What a table has no room for: bytes by use, all clients' models, and who is protected from whom."""
     name, lines = result["headline"], []
     low, high, mean = (result[f"{name}_client_{end}"] for end in ("min", "max", "mean"))
     if low is not None:  # of a round before the last, not all clients' models are scored
@@ -49,6 +49,8 @@ def result_details(result: dict[str, Any]) -> list[str]:
         lines.append(f"clients' own models: {'' if unit else name + ' '}{spread}")
     if result["delivered_round"] != result["rounds_done"]:
         lines.append(f"delivered: the best model, of round {result['delivered_round']} of {result['rounds_done']}")
+    if result["bytes_up"]:
+        lines.append(f"bytes per client and round: sent {_bytes(result, 'up')}; received {_bytes(result, 'down')}")
     if result["consensus_bound"] is not None:
         confident = f"at confidence {CERTIFICATE_CONFIDENCE:.0%}, from the uploads of the last round"
         lines.append(f"any two clients' models are within {result['consensus_bound']:.3g} of each other ({confident})")
@@ -65,6 +67,10 @@ def _number(name: str, value: float | None) -> str:
     if value is None:
         return "none"
     return f"{value:.2f}" if name == _ACCURACY else f"{value:.4g}"
+
+
+def _bytes(result: dict[str, Any], way: str) -> str:
+    return ", ".join(f"{result[f'bytes_{use}_{way}']:,} {use}" for use in ("payload", "framing", "keys"))
 
 
 def privacy_lines(result: dict[str, Any]) -> list[str]:
@@ -87,7 +93,7 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
     name = results[0]["headline"]
     short, what = ("acc", "test accuracy") if name == _ACCURACY else (name, f"{name} on the test set")
     print(f"{short}: {what} of the delivered model; avg: of the average of all clients' models")
-    print("sent, recv: bytes per client and round as encoded, without the sealed round keys")
+    print("sent, recv: bytes per client and round as encoded, payload and framing, without keys")
 
 
 def plot_headline(results: Sequence[dict[str, Any]], path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every client by itself: rounds of local training from the common start, and no messages (FWC)."""
 
+import functools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class LoneShard(Shard[None]):
             setup.factory, setup.loss, torch.device(setup.speed.device), seed, setup.speed.engine
         )
         super().__init__(setup, self._trainer.model)
+        self._data = functools.cache(lambda client: setup.data[client].on(self._model.device))  # for the whole run
         self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
         initial = public_initial(setup.factory, seed)
         self._states = StateStore(
@@ -69,7 +71,7 @@ class LoneShard(Shard[None]):
 
     def _train(self, clients: Sequence[int], round_: int) -> None:
         start = stacked([self._states[client].model for client in clients])
-        data = [self._setup.data[client] for client in clients]
+        data = [self._data(client) for client in clients]
         models = self._trainer.train(start, data, clients, round_, self._sgd)
         for client, model in zip(clients, models, strict=True):
             self._states[client] = Lone(model, round_)

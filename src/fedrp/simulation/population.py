@@ -86,6 +86,7 @@ class Shard(ABC, Generic[End]):
 
     def __init__(self, setup: ShardSetup, model: LocalModel) -> None:
         self._setup, self._model = setup, model
+        self._test = setup.test.on(model.device)
         self._changed = set(setup.groups)  # whose states `changed` has not told of
 
     @abstractmethod
@@ -114,7 +115,7 @@ class Shard(ABC, Generic[End]):
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
-        return score(self._model, model, self._setup.test, self._setup.metrics)
+        return score(self._model, model, self._test, self._setup.metrics)
 
     def state(self, model: Vector) -> bytes:
         """All of a given model, see `LocalModel.state`; packed, as a tensor in a pipe would take a file descriptor."""

@@ -17,38 +17,52 @@ from fedrp.types import Vector
 if TYPE_CHECKING:
     import pandas
 
-_KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED})
+_KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED, Kind.COMPLAINT, Kind.MASK_KEYS})
+_VECTOR_KINDS = frozenset({Kind.UPLOAD, Kind.AGGREGATE, Kind.CORRECTION})
 
 
 class Traffic(NamedTuple):
-    """Encoded bytes of all clients together: training messages, and apart from them the dealing of round keys."""
+    """Encoded bytes of all clients together: training messages, and apart from them the set-up and all keys."""
 
     up: int = 0
     down: int = 0
     keys_up: int = 0
     keys_down: int = 0
+    framing_up: int = 0  # of the training messages: all that is no vector
+    framing_down: int = 0
 
     @classmethod
     def of(cls, packets: Mapping[int, bytes], replies: Mapping[int, bytes]) -> "Traffic":
         """The traffic of one exchange, measured on its bytes."""
-        up, keys_up = _measure(replies)
-        down, keys_down = _measure(packets)
-        return cls(up, down, keys_up, keys_down)
+        up, keys_up, framing_up = _measure(replies)
+        down, keys_down, framing_down = _measure(packets)
+        return cls(up, down, keys_up, keys_down, framing_up, framing_down)
 
     def plus(self, other: "Traffic") -> "Traffic":
         """The sum of two."""
         return Traffic(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def _measure(packets: Mapping[int, bytes]) -> tuple[int, int]:
-    model, keys = 0, 0
+def _measure(packets: Mapping[int, bytes]) -> tuple[int, int, int]:
+    """Bytes of training messages, of keys, and of the training messages what is framing."""
+    vectors, keys, framing = 0, 0, 0
     for packet in packets.values():
-        for kind, size in wire.sizes(packet).items():
+        for kind, (headers, payloads) in wire.sizes(packet).items():
             if kind in _KEY_KINDS:
-                keys += size
+                keys += headers + payloads
+            elif kind in _VECTOR_KINDS:
+                framing += headers
+                vectors += payloads
             else:
-                model += size
-    return model, keys
+                framing += headers + payloads
+    return vectors + framing, keys, framing
+
+
+def _per_client(traffic: Traffic, pairs: int) -> dict[str, int]:
+    """Bytes of a client in a round, by name; payload and framing add up to the training messages."""
+    sizes = {f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()}
+    payloads = {f"bytes_payload_{way}": sizes[f"bytes_{way}"] - sizes[f"bytes_framing_{way}"] for way in ("up", "down")}
+    return sizes | payloads
 
 
 class Trained(NamedTuple):
@@ -172,7 +186,7 @@ class RunResult:
         return next(evaluation for evaluation in found if evaluation)
 
     def as_json(self) -> dict[str, Any]:
-        """The result as one JSON object; bytes are per client and round."""
+        """The result as one JSON object; bytes are per client that took part and round, unless said otherwise."""
         config = self.config.stored
         used = sum(record.participants for record in self.records)
         pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
@@ -206,7 +220,8 @@ class RunResult:
             "goal": self.headline.goal,
             "delivered_round": self.delivered_round,
             **self._scored.as_json(),
-            **{f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()},
+            **_per_client(traffic, pairs),
+            "bytes_keys_per_client": (traffic.keys_up + traffic.keys_down) / (config.clients * len(self.records)),
             "epsilon": quoted.epsilon if quoted else None,
             "delta": quoted.delta if quoted else None,
             "adversary": quoted.adversary.value if quoted else None,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save as packed
 
 from fedrp.config.run import Resolved
@@ -33,10 +34,11 @@ from fedrp.files import (
 )
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
+from fedrp.learning.pixels import Pixels, floats
 from fedrp.protocol.server_state import Server
 from fedrp.simulation.population import End, Population
 from fedrp.simulation.result import RoundRecord, RunResult
-from fedrp.storage.begun import require_same_settings, settings_of
+from fedrp.storage.begun import more_rounds, require_extensible, require_same_settings, settings_of
 from fedrp.storage.server_state import (
     HEAD_FILE,
     ROUNDS_FOLDER,
@@ -53,6 +55,7 @@ _MODEL_FILE = "model.safetensors"
 _LAST_FILE = "last.safetensors"  # beside it, where it is that of the best round
 _SUMS_FILE = "sums.json"
 _PREFIX = "round-"
+_BLOCK = 4096  # examples whose sum is taken at once
 RESUME = "resume with the same"
 
 
@@ -67,8 +70,12 @@ class Fingerprint(NamedTuple):
         """Read every example once."""
         data = hashlib.sha256()
         for tensor in (tensor for part in (*clients, test) for tensor in part):
-            data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            data.update(tensor.detach().cpu().contiguous().numpy().data)
+            # Of pixels the numbers that they stand for, as folders of all versions have it; not of all at once.
+            kind = torch.float32 if isinstance(tensor, Pixels) else tensor.dtype
+            data.update(f"{kind}{tuple(tensor.shape)}".encode())
+            for start in range(0, len(tensor), _BLOCK):
+                block = floats(tensor[start : start + _BLOCK])
+                data.update(block.detach().cpu().contiguous().numpy().data)
         names = json.dumps([(name, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)])
         return cls(data.hexdigest(), hashlib.sha256(names.encode()).hexdigest())
 
@@ -113,9 +120,9 @@ class RunFolder:
                     f"{root} already holds a run: go on with resume=True, or give another folder, out=..."
                 )
             known, given = read_json(self._config_file, way_out(root)), settings_of(config)
-            more = _more_rounds(known, given)
+            more = more_rounds(known, given)
             if more:
-                _require_extensible(config, known["rounds"], str(root))
+                require_extensible(config, known["rounds"], str(root))
             require_same_settings({**known, **more}, given, str(root), RESUME)
             self._require_task(task)
             if more:
@@ -295,29 +302,10 @@ def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     known = read_json(root / CONFIG_FILE, way_out(root))
     if "dp_epsilon" in given:  # what is kept is the noise that follows from it: it is found again, then compared
         known = {name: value for name, value in known.items() if name not in ("dp_epsilon", "noise_multiplier")}
-    known |= _more_rounds(known, given)  # whether it may have them is known when all settings are
+    known |= more_rounds(known, given)  # whether it may have them is known when all settings are
     compared = {name: value for name, value in given.items() if name in known}
     require_same_settings(known, compared, str(root), RESUME)
     return {**known, **given}
-
-
-def _more_rounds(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
-    """The number of rounds that is given, if it is more than a run was started with."""
-    before, now = known.get("rounds"), given.get("rounds")
-    return {"rounds": now} if isinstance(before, int) and isinstance(now, int) and now > before else {}
-
-
-def _require_extensible(config: Resolved, rounds: int, root: str) -> None:
-    """Refuse more rounds where something that was promised or agreed on depends on their number."""
-    if config.noise_multiplier or config.bounded:
-        raise ConfigError(
-            f"{root} was started with rounds={rounds}, and its epsilon holds for these alone, more would spend more: "
-            "start a new run with more"
-        )
-    if config.secure_aggregation:
-        raise ConfigError(
-            f"{root} was started with rounds={rounds}, its masks are bound to all settings: start a new run with more"
-        )
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
