@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fedrp.simulation.holdings import Holdings
 
 from fedrp import RunConfig, named_task
 from fedrp.learning.data import Dataset, load_dataset
@@ -10,7 +11,6 @@ from fedrp.learning.objective import Examples
 from fedrp.learning.pixels import Pixels, Scale, floats
 from fedrp.learning.task import examples, split_among_clients
 from fedrp.learning.trainer import batch_input
-from fedrp.simulation.holdings import Holdings
 from fedrp.simulation.runfolder import Fingerprint
 
 CPU = torch.device("cpu")

@@ -43,7 +43,7 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     if found.rho * curvature >= STABLE:
         raise ConfigError(
             f"rho={found.rho:g} is not stable with lr={found.lr:g} and dim={found.dim}: lr * rho * ||A||^2 = "
-            f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {safe:.3g}"
+            f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use rho={safe:.3g}"
         )
     return found
 

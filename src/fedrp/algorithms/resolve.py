@@ -63,11 +63,11 @@ def _few_bits(config: RunConfig) -> bool:
 
 def _require_summable(config: RunConfig) -> None:
     if config.bits < 1:
-        raise ConfigError(f"bits={config.bits:g} is not valid for masked uploads: use 1, and a smaller --dim")
+        raise ConfigError(f"bits={config.bits:g} is not valid for masked uploads: use 1, and a smaller dim")
     if config.weighting != "uniform" and (config.bits < FULL or config.bytes is not None):
         raise ConfigError(
             f"weighting='{config.weighting}' is not valid for masked uploads of few bits: weights would take as many "
-            "again; leave it out, or leave out --bits and --bytes"
+            "again; leave it out, or leave out bits and bytes"
         )
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
@@ -78,7 +78,7 @@ def _require_summable(config: RunConfig) -> None:
     if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
         raise ConfigError(
             f"participation={config.participation:g} is not valid for masked {config.algorithm}: its clients keep "
-            "state of their own, and only those who took part in the same rounds are summed; use --participation 1"
+            "state of their own, and only those who took part in the same rounds are summed; use participation=1"
         )
 
 
@@ -88,7 +88,7 @@ def _require_trimmable(config: RunConfig) -> None:
     if config.secure_aggregation:
         raise ConfigError(
             f"{given} needs the single uploads, which secure aggregation hides from the server: leave it out, or use "
-            "--no-secure-aggregation (secure-aggregation = false in a Flower run config, where masks are the default)"
+            "secure_aggregation=False (secure-aggregation = false in a Flower run config, where masks are the default)"
         )
     if config.private:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _require_trimmable(config: RunConfig) -> None:
     if config.weighting != "uniform":
         raise ConfigError(
             f"{given} counts every client once, as each states its own number of examples: leave it out, "
-            "or use --weighting uniform"
+            "or use weighting='uniform'"
         )
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     least = least_uploads(config.trimmed_share)

@@ -65,7 +65,7 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     idle = next((name for name, default in _ONLY_WITH_NOISE.items() if getattr(config, name) != default), None)
     if idle is not None:
         raise ConfigError(
-            f"{idle}={getattr(config, idle)} does nothing without noise: add --dp-epsilon, or --noise-multiplier 0 "
+            f"{idle}={getattr(config, idle)} does nothing without noise: add dp_epsilon=..., or noise_multiplier=0 "
             "to clip only"
         )
     return Resolved.of(config)

@@ -27,7 +27,7 @@ from fedrp.learning.objective import Examples, LocalSGD
 from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.rng import RunSeed
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from fedrp.types import Vector
 
 Losses = npt.NDArray[np.float64]

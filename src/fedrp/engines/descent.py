@@ -102,7 +102,7 @@ def look_for_divergence(
             # Clipped gradients hardly overflow, however long the steps: the loss tells.
             troubles.append(f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}")
     if troubles:
-        text = f"training diverged: {troubles[0]} (lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
+        text = f"training diverged: {troubles[0]} (lr={sgd.lr}, momentum={sgd.momentum}): lower lr"
         if not sgd.log_divergence:
             raise DivergenceError(text)
         _log.warning("%s (%d of %d clients; the run goes on)", text, len(troubles), len(clients))

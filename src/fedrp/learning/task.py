@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError, DataError, first_line
 from fedrp.learning.data import Dataset, load_dataset
-from fedrp.learning.evaluate import Correct, classified
+from fedrp.learning.evaluate import Goal, Metrics, require_metrics
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss, described
 from fedrp.learning.partition import Integers, parse_partition, partition
@@ -39,8 +39,10 @@ class Task:
             that are to be scaled and centred batch by batch come as `Pixels`.
         test: the examples that models are scored on.
         loss: mean loss of (outputs, targets).
-        correct: what counts as right, one number in [0, 1] per example; by default that the largest output is the
-            target class.
+        metrics: functions of (outputs, targets) by name, each of all test examples at once, e.g. those of
+            `torchmetrics.functional`. Accuracy is there without asking where targets are classes.
+        goal: whether more ("max") or less ("min") of the first metric is better: it is what a run is judged by.
+            Without metrics that is the accuracy, and where targets are no classes the loss.
         dataset: what results call the data; `model_name` likewise the model.
     """
 
@@ -48,9 +50,13 @@ class Task:
     train: Source | Sequence[Source]
     test: Source
     loss: Loss = nn.functional.cross_entropy
-    correct: Correct = classified
+    metrics: Metrics = field(default_factory=dict)
+    goal: Goal = "max"
     dataset: str = "custom"
     model_name: str = "custom"
+
+    def __post_init__(self) -> None:
+        require_metrics(self.metrics, self.goal)
 
 
 @dataclass(frozen=True)

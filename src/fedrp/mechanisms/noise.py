@@ -119,7 +119,7 @@ def update_noise(config: Resolved) -> float:
         raise ConfigError(
             f"clip_quantile={config.clip_quantile:g} needs more clients a round: with {config.expected_participants} "
             f"and noise_multiplier {noise:.3g}, above {math.ceil(noise / (2 * _BIT_NOISE_SHARE))} are needed; give a "
-            "fixed --clip instead"
+            "fixed clip instead"
         )
     return update_noise_multiplier(noise, _bit_noise(config))
 

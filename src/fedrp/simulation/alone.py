@@ -20,7 +20,7 @@ from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_coins
 from fedrp.simulation.population import Population, Shard, ShardSetup
 from fedrp.simulation.result import RoundRecord, Traffic, Trained
-from fedrp.simulation.runfolder import Progress, RunFolder
+from fedrp.simulation.runfolder import Files, Progress, RunFolder
 from fedrp.simulation.states import StateStore, budget_of
 from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
@@ -150,6 +150,6 @@ class Alone:
         self.round = len(progress.records)
         return progress
 
-    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
-        """Write a round into a folder."""
-        folder.save(self.clients, record, seconds)
+    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float, files: Files) -> None:
+        """Write a round into a folder, with files of the caller's."""
+        folder.save(self.clients, record, seconds, files)
