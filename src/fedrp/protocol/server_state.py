@@ -144,8 +144,8 @@ def distrusted(server: Server) -> frozenset[int]:
 def deals_due(server: Server, round_: int) -> tuple[int, ...]:
     """For which rounds secrets must still be dealt before `round_` can be opened; mostly for none.
 
-    That is the set-up, until there is an aggregate, and `round_` itself if an epoch begins there: because the one before
-    is over, or a client has complained about its secret.
+    That is the set-up, until there is an aggregate, and `round_` itself if an epoch begins there: because the one
+    before is over, or a client has complained about its secret.
     """
     if not server.algorithm.round_keys or round_ > server.config.rounds:
         return ()
