@@ -18,14 +18,11 @@ from fedrp.config.checks import require_types
 from fedrp.config.run import GROUPS, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.config.toml import from_settings, read_toml
-from fedrp.errors import FedRPError
+from fedrp.errors import INTERRUPTED, FedRPError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
 CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
-
-
-INTERRUPTED = 130
 
 
 class StoppedError(FedRPError):
