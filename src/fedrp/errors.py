@@ -1,6 +1,5 @@
 """What can go wrong, by kind. Each kind has one exit code, so scripts can tell them apart."""
 
-
 INTERRUPTED = 130  # exit code of what Ctrl-C ended
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 import sys
 import typing
 from collections.abc import Callable, Iterable
@@ -22,7 +21,6 @@ from fedrp.errors import INTERRUPTED, FedRPError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
-CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
 
 
 class StoppedError(FedRPError):
@@ -159,7 +157,7 @@ def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Calla
         for name in reversed(names):
             kind = next(k for k in (bool, str, float, int) if k in (_HINTS[name], *typing.get_args(_HINTS[name])))
             option, text = "--" + name.replace("_", "-"), _FIELDS[name].metadata["help"]
-            shown = {"workers": CLI_WORKERS, **(usual or {})}.get(name, _FIELDS[name].default)
+            shown = (usual or {}).get(name, _FIELDS[name].default)
             if kind is bool:
                 option = f"{option}/--no-{option[2:]}"
             elif shown is not None:
@@ -227,7 +225,6 @@ def given_settings(config: Path | None, given: Settings) -> Settings:
 
 def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
     """The settings, sorted into the records that they belong to."""
-    settings = {"workers": CLI_WORKERS, **settings}
     return from_settings(RunConfig, settings), from_settings(Speed, settings), from_settings(Command, settings)
 
 
