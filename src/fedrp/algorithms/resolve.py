@@ -20,11 +20,11 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
-    if config.clip_quantile is not None and min(config.bits, config.bits_down) < FULL:
-        raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
     found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
         raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
+    if found.clip_quantile and min(found.bits, found.bits_down) < FULL:
+        raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
     return found
 
 
@@ -38,13 +38,14 @@ def learning_rate(config: RunConfig) -> float:
 
 
 def _require_summable(config: RunConfig) -> None:
-    if config.bits < FULL or config.bytes is not None:
+    if (config.bits or FULL) < FULL or config.bytes is not None:
         raise ConfigError("masked uploads are words of 32 bits, so that they add up: leave out --bits and --bytes")
     count = config.clients if config.sampling == "poisson" else config.expected_participants
     if count < MIN_SUMMED:
         raise ConfigError(
             f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
-            "each finds the other's vector in the average"
+            "each finds the other's vector in the average; add clients, or do without masks: --no-secure-aggregation "
+            "(secure-aggregation = false in a Flower run config), where the server sees single uploads"
         )
     if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
         raise ConfigError(

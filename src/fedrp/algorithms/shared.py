@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedrp.compression.coding import within_budget
+from fedrp.compression.coding import FULL, within_budget
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
@@ -20,12 +20,22 @@ SUMS_ONLY = (
 )
 
 
-def within_bytes(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with the dimension and the bits that its budget of bytes buys, if it has one."""
-    if config.bytes is None:
-        return config
-    dim, bits = within_budget(config.bytes, parameters)
-    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits)
+# What a client sends if nothing is said: the paper's number of dimensions, as float32, or about as many bytes each way.
+PLAIN_DIM = 1000
+BUDGET = 4096
+
+
+def resolve_size(config: RunConfig, parameters: int, budget: int | None = None) -> RunConfig:
+    """The config with a dimension and bits: what is given, what its bytes buy, or else what `budget` bytes buy.
+
+    Without a budget, or where the dimension is given, numbers are float32.
+    """
+    nbytes = config.bytes if config.bytes is not None or config.dim is not None else budget
+    dim, bits = config.dim or min(PLAIN_DIM, parameters), config.bits or FULL
+    if nbytes is not None:
+        dim, bits = within_budget(nbytes, parameters, config.dim, config.bits)
+    down = config.bits_down or (FULL if nbytes is None else bits)
+    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=down)
 
 
 def resolve_projection(config: RunConfig, parameters: int, family: str, rotation: str) -> RunConfig:
@@ -34,7 +44,7 @@ def resolve_projection(config: RunConfig, parameters: int, family: str, rotation
     Raises:
         ConfigError: they are unknown, or the dimension is one that the model does not have.
     """
-    if config.dim > parameters:
+    if config.dim is None or config.dim > parameters:
         raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
     family, rotation = config.projection or family, config.rotation or rotation
     require_choice("projection", family, FAMILIES)

@@ -24,7 +24,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import averages_released, resolve_projection, within_bytes
+from fedrp.algorithms.shared import BUDGET, averages_released, resolve_projection, resolve_size
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
@@ -56,8 +56,10 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, parameters)
-    rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
+    # Noise is the louder the more numbers carry it, and an adaptive clip and masks need exact numbers.
+    plain = not config.private and not config.secure_aggregation and config.clip_quantile is None
+    config = resolve_size(config, parameters, BUDGET if plain else None)
+    rotation = "haar" if (config.dim or 0) <= _HAAR_SIZE else "hadamard"
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
@@ -73,7 +75,7 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
 
 
 def _default_momentum(config: RunConfig, parameters: int) -> float:
-    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * config.dim
+    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * (config.dim or 0)
     return _CROWD_MOMENTUM if many and wide else 0.0
 
 

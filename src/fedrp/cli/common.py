@@ -219,7 +219,7 @@ def read_settings(config: Path | None, given: Settings) -> tuple[RunConfig, Spee
 def given_settings(config: Path | None, given: Settings) -> Settings:
     """What the config file and the options together ask for, and nothing else; options win."""
     known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
-    settings = {} if config is None else read_toml(config, known)
+    settings = {} if config is None else read_toml(config, known, table="run")
     return settings | {name: value for name, value in given.items() if value is not None}
 
 

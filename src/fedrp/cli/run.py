@@ -108,6 +108,8 @@ def _asked(config: Path | None, given: Settings, several: bool) -> tuple[RunConf
 
     Where worker processes will be needed, what they are forked from starts here: it imports torch while we do.
     """
+    if several and given.get("algorithm") is not None:
+        raise ConfigError(f"--algorithm {given['algorithm']} is for 'fedrp run': name it in --algorithms, by commas")
     asked = given_settings(config, given)
     speed, command = from_settings(Speed, asked), from_settings(Command, asked)
     if command.resume and command.out is None:

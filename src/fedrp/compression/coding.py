@@ -108,15 +108,32 @@ def coding_of(size: int, bits: float) -> Coding:
     return Halves(size) if bits == HALF else Eden(size, bits)
 
 
-def within_budget(nbytes: int, parameters: int) -> tuple[int, float]:
+_WIDTHS = (*map(float, range(1, MOST_BITS + 1)), HALF, FULL)
+
+
+def within_budget(nbytes: int, parameters: int, dim: int | None = None, bits: float | None = None) -> tuple[int, float]:
     """Numbers and bits that a budget of bytes buys: as many numbers as it has bits, and more bits where that is all.
 
-    One bit for each of many numbers teaches more than many bits of few (docs/results.md).
+    One bit for each of many numbers teaches more than many bits of few (docs/results.md). What is given stays.
+
+    Raises:
+        ConfigError: the budget is too small.
     """
-    available = 8 * (nbytes - SCALE_BYTES)
-    if available < 1:
+    if nbytes <= SCALE_BYTES:
         raise ConfigError(f"bytes={nbytes} is not valid: a vector takes at least {SCALE_BYTES + 1}")
-    if available < parameters:
-        return available, 1.0
-    widths = [*map(float, range(1, MOST_BITS + 1)), HALF, FULL]
-    return parameters, max(bits for bits in widths if coding_of(parameters, bits).nbytes <= nbytes)
+    if dim is None:
+        dim = _most_numbers(nbytes, parameters, 1.0 if bits is None else bits)
+    if bits is None:
+        bits = max((bits for bits in _WIDTHS if coding_of(dim, bits).nbytes <= nbytes), default=min(_WIDTHS))
+    if dim < 1 or coding_of(dim, bits).nbytes > nbytes:
+        least = coding_of(max(1, dim), bits).nbytes
+        raise ConfigError(f"bytes={nbytes} is too few: dim={max(1, dim)} with bits={bits:g} takes {least}")
+    return dim, bits
+
+
+def _most_numbers(nbytes: int, parameters: int, bits: float) -> int:
+    """The largest number of numbers that fit, up to that of the model."""
+    count = min(parameters, int(8 * nbytes / bits))
+    while count > 0 and coding_of(count, bits).nbytes > nbytes:
+        count -= 1
+    return count

@@ -3,6 +3,7 @@
 Mistakes in a task would otherwise show as an error of torch in the middle of a round, or as an accuracy of 5,600 %.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -24,8 +25,11 @@ def preflight(
     train: Sequence[Examples],
     test: Examples | None,
     device: torch.device,
+    owners: Sequence[str] = (),
 ) -> float:
     """Do on a few examples what a run does on all: a step of training, a score. Returns the loss of an untrained model.
+
+    `owners` say in errors whose the parts of `train` are.
 
     Guarantees: works on a model of its own and draws nothing from torch's global generator, so no result changes.
 
@@ -34,6 +38,9 @@ def preflight(
     """
     if isinstance(loss, type):
         raise ConfigError(f"Task(loss=...) is the class {loss.__name__}: give an instance of it, {loss.__name__}()")
+    for name, function in (("loss", loss), ("correct", correct)):
+        if not callable(function):
+            raise ConfigError(f"Task({name}={function!r}) is not valid: expected a function of (outputs, targets)")
     module = built(factory)
     if built(factory) is module:
         raise ConfigError(
@@ -41,16 +48,27 @@ def preflight(
         )
     module.to(device).train()
     with torch.random.fork_rng(devices=[]):
-        losses = [_try(module, loss, None, batch) for batch in _telling(train)]
+        tried = _telling(train)
+        losses = [_try(module, loss, None, batch, _owner(owners, number), tried[0][1]) for number, batch in tried]
         module.eval()
         with torch.inference_mode():
-            for batch in [] if test is None else _telling([test]):
-                _try(module, loss, correct, batch)
+            for _, batch in [] if test is None else _telling([test]):
+                _try(module, loss, correct, batch, "the test data", tried[0][1])
+    for (number, _), value in zip(tried, losses, strict=True):
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"Task(loss=...) is {value} for {_owner(owners, number)} before any training: look at the loss and at "
+                "the scale of inputs and targets, no learning rate mends that"
+            )
     return max(losses)
 
 
-def _try(module: nn.Module, loss: Loss, correct: Correct | None, batch: Examples) -> float:
-    """The loss of one batch; with `correct` as in the evaluation, without as in training."""
+def _owner(owners: Sequence[str], number: int) -> str:
+    return f"the data of {owners[number]}" if owners else "the training data"
+
+
+def _try(module: nn.Module, loss: Loss, correct: Correct | None, batch: Examples, owner: str, first: Examples) -> float:
+    """The loss of one batch; with `correct` as in the evaluation, without as in training. `first` went before it."""
     device = next(module.parameters()).device
     try:
         targets = batch.y.to(device)
@@ -67,22 +85,60 @@ def _try(module: nn.Module, loss: Loss, correct: Correct | None, batch: Examples
     except FedRPError:
         raise
     except Exception as error:  # model, loss and correct are the user's code
-        kind = "training" if correct is None else "test"
         raise ConfigError(
-            f"the model or loss does not take the {kind} data: {first_line(error)}; inputs {described(batch.x)}, "
-            f"targets {described(batch.y)}"
+            f"the model or loss does not take {owner}: {first_line(error)}; inputs {described(batch.x)}, "
+            f"targets {described(batch.y)}{_unlike(batch, first)}{_remedy(batch, str(error))}"
         ) from error
 
 
-def _telling(parts: Sequence[Examples]) -> list[Examples]:
-    """Pairs of examples that show whether all will do: those with the extreme class labels and embedding indices."""
-    chosen = {(0, _TARGETS)}  # of which part, by which field
+def _unlike(batch: Examples, first: Examples) -> str:
+    """How the examples of the first client differ, if they do."""
+    told = [
+        f"{name} {described(theirs)}"
+        for name, ours, theirs in (("inputs", batch.x, first.x), ("targets", batch.y, first.y))
+        if described(ours) != described(theirs)
+    ]
+    return f"; of the first client {', '.join(told)}" if told else ""
+
+
+def _remedy(batch: Examples, error: str) -> str:
+    """What may be done about an error of torch, where that can be told from the data."""
+    targets, whole = batch.y, not batch.y.is_floating_point()
+    column = targets.ndim == 2 and targets.shape[1] == 1
+    remedy = ""
+    if not batch.x.is_floating_point():
+        remedy = "whole numbers stay whole, as embeddings want them: give features as inputs.float()"
+    elif whole and "out of bounds" in error:
+        low, high = int(targets.min()), int(targets.max())
+        remedy = f"labels {low} to {high}: number classes from 0 to one below the number of outputs"
+    elif whole and ("cast" in error or "dtype Long" in error):
+        remedy = "give targets.float()"
+    elif whole and "class probabilities" in error:
+        remedy = "give class labels, targets.argmax(1), or targets.float()"
+    elif "multi-target" in error or "target dtype" in error:
+        made = ("" if not column else ".squeeze(1)") + ("" if whole else ".long()")
+        remedy = f"class labels are whole numbers of shape (N,): give targets{made}"
+    elif "must be the same as input size" in error:
+        remedy = "give targets of the shape of the outputs, e.g. targets[:, None]"
+    return f" ({remedy})" if remedy else ""
+
+
+def _telling(parts: Sequence[Examples]) -> list[tuple[int, Examples]]:
+    """Pairs of examples that show whether all will do, with the number of their part.
+
+    Those of the first part of every kind of shape and type, and those with the extreme class labels and embedding
+    indices.
+    """
+    first: dict[object, int] = {}
+    for number, part in enumerate(parts):
+        first.setdefault(tuple((values.shape[1:], values.dtype) for values in part), number)
+    chosen = {(number, _TARGETS) for number in first.values()}  # of which part, by which field
     for field in (_INPUTS, _TARGETS):
-        if not parts[0][field].is_floating_point():
+        if not any(part[field].is_floating_point() for part in parts):
             lows = [int(part[field].min()) for part in parts]
             highs = [int(part[field].max()) for part in parts]
             chosen |= {(lows.index(min(lows)), field), (highs.index(max(highs)), field)}
-    return [_extremes(parts[number], field) for number, field in sorted(chosen)]
+    return [(number, _extremes(parts[number], field)) for number, field in sorted(chosen)]
 
 
 def _extremes(part: Examples, field: int) -> Examples:

@@ -24,10 +24,10 @@ def require_arguments(
         raise ConfigError("config is a dict: use RunConfig(**config), which checks every setting")
     for name, value, kind in (("config", config, RunConfig), ("task", task, Task), ("speed", speed, Speed)):
         if not isinstance(value, kind):
-            what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            what = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
             raise ConfigError(f"{name} is {what}: expected a {kind.__name__}, as in simulate(config, task, speed)")
     if not isinstance(out, str | Path | None):
-        raise ConfigError(f"out is a {type(out).__name__}: expected the path of a folder")
+        raise ConfigError(f"out={out!r} is not valid: expected the path of a folder")
     if resume and out is None:
         raise ConfigError("resume=True needs out, the folder of the run to go on with")
     for name, function in functions.items():

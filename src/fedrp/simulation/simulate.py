@@ -31,7 +31,7 @@ from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
-from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.learning.task import Task, examples, split_already, split_among_clients
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
@@ -83,9 +83,8 @@ def simulate(
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
-    untrained = preflight(
-        task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
-    )
+    parts, owners = list(setup.data.values()), list(split_already(task))
+    untrained = preflight(task.model, task.loss, task.correct, parts, setup.test, torch.device(speed.device), owners)
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
