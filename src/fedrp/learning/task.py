@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         if config.partition != "iid":
             raise ConfigError(f"partition='{config.partition}', but the task comes split among its clients")
         return [examples(source, owner) for owner, source in parts.items()]
-    whole, seed = _limited(examples(task.train, "the training set"), config), RunSeed(config.seed)
+    whole, seed = _limited(examples(cast("Source", task.train), "the training set"), config), RunSeed(config.seed)
     shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
     order, sizes = torch.from_numpy(np.concatenate(shares)), [len(share) for share in shares]
     pairs = zip(torch.split(whole.x[order], sizes), torch.split(whole.y[order], sizes), strict=True)
