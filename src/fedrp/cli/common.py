@@ -32,12 +32,23 @@ class StoppedError(FedRPError):
 class _Commands(click.Group):
     """The commands. Ctrl-C ends any of them with one line: click would print an empty one before it."""
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        """Read the options."""
+        with _stopped():
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        try:
+        with _stopped():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise StoppedError("stopped") from None
+
+
+@contextmanager
+def _stopped() -> typing.Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError("stopped") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
