@@ -188,9 +188,9 @@ LABELS: dict[str, list[Scenario]] = {
 MEMBERSHIP = {
     "membership-fedavg": RunConfig("fedavg"),
     "membership-fedavg-dp": RunConfig("fedavg-dp", clip=1.0),
-    "membership-fedrp": RunConfig("fedrp"),
-    "membership-subspace": RunConfig("fedrp-subspace", projection="sign"),
-    "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dp_epsilon=10.0, clip=1.0),
+    "membership-fedrp": RunConfig("fedrp", dim=1000),
+    "membership-subspace": RunConfig("fedrp-subspace", projection="sign", dim=1000),
+    "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dim=1000, dp_epsilon=10.0, clip=1.0),
     "membership-fwc": RunConfig("fwc"),
 }
 MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5

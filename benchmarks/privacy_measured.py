@@ -99,7 +99,7 @@ def joint_view(images: int = 6000, rounds: int = 20) -> dict[str, Any]:
     for algorithm in ("fedrp", "fedrp-subspace"):
         config = RunConfig(algorithm=algorithm, clients=10, rounds=rounds, dim=1000, projection="gaussian")
         for seen in watched(config, images):
-            lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, config.dim)})
+            lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, 1000)})
             print(json.dumps(lines[-1]), file=sys.stderr, flush=True)
     return {
         "settings": {"dataset": "mnist-mini", "images": images, "clients": 10, "dim": 1000, "seed": 0},

@@ -128,7 +128,7 @@ def small(images: Path) -> list[object]:
         (
             ["--secure-range=9"],
             CONFIG,
-            "secure_range=9.0 does nothing with algorithm 'fedrp': leave it out, or use --sec",
+            "secure_range=9.0 does nothing with algorithm 'fedrp-subspace': leave it out, or use --sec",
         ),
         (["--sealing=hybrid", "--algorithm=fedavg"], CONFIG, "sealing=hybrid does nothing with algorithm 'fedavg'"),
         (["--clip=0.1", "--algorithm=fedavg"], CONFIG, "clip=0.1 does nothing with algorithm 'fedavg': leave it out"),
@@ -160,7 +160,9 @@ def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], code: int,
         ("clients = true", "clients=True"),
         ("out = 5", "out=5 is not valid"),
         ("data_dir = [1]", "data_dir=[1] is not valid"),
-        ("[run]\nclients = 3", "unknown key 'run'"),
+        ("[run]\nclinets = 3", "unknown key 'clinets', did you mean 'clients'"),
+        ("clients = 3\n[run]\nclients = 3", "'clients' is there twice: leave one out"),
+        ("[training]\nclients = 3", "unknown key 'training'"),
     ],
 )
 def test_a_mistake_in_a_config_file_is_one_line(text: str, told: str, ask: Ask) -> None:
@@ -185,6 +187,66 @@ def test_a_damaged_data_file_is_one_line_that_names_it(part: str, ask: Ask, imag
     answer = ask("run", *small, "--dataset=npz:damaged.npz")
     assert (answer.code, answer.err.count("\n")) == (DATA, 1)
     assert "damaged.npz" in answer.err
+
+
+def test_a_table_called_run_is_read_like_the_keys_themselves(ask: Ask, small: list[object]) -> None:
+    Path("flat.toml").write_text("algorithm = 'fedavg'\nlr = 0.05\n")
+    Path("table.toml").write_text("algorithm = 'fedavg'\n[run]\nlr = 0.05\n")
+    for name in ("flat", "table"):
+        assert ask("run", f"{name}.toml", *small, f"--out={name}").code == 0
+    assert Path("flat/model.safetensors").read_bytes() == Path("table/model.safetensors").read_bytes()
+    assert json.loads(Path("table/config.json").read_text())["lr"] == 0.05
+
+
+def test_without_options_the_recommended_mode_trains_on_the_bundled_data(ask: Ask) -> None:
+    answer = ask("run", "--rounds=1", "--train-examples=40", "--clients=2", "--json", "--out=run")
+    result = json.loads(answer.out)
+    assert (result["algorithm"], result["dataset"], result["dim"]) == ("fedrp-subspace", "mnist-mini", 32_736)
+    assert 4096 <= result["bytes_up"] < 4096 + 64
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["bits"], config["bits_down"], config["bytes"]) == (1.0, 1.0, None)
+
+
+def test_algorithm_is_not_for_a_comparison(ask: Ask, small: list[object]) -> None:
+    answer = ask("compare", *small, "--algorithm=fedavg", "--algorithms=fedrp,fwc")
+    told = "--algorithm fedavg is for 'fedrp run': name it in --algorithms, by commas"
+    assert (answer.code, answer.out, answer.err) == (CONFIG, "", f"fedrp: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (np.array(["cat", "dog", "eel"]), "labels are text, e.g. cat: add --relabel (relabel=True)"),
+        (np.array([1, 2, 3]), "labels are 1 to 3, none is 0: add --relabel (relabel=True)"),
+        (np.array([10, 20, 40]), "labels are 10 to 40, none is 0: add --relabel (relabel=True)"),
+    ],
+)
+def test_labels_are_numbered_anew_only_where_that_is_asked_for(
+    labels: np.ndarray, told: str, ask: Ask, images: Path, small: list[object]
+) -> None:
+    with np.load(images) as arrays:
+        named = {name: labels[array] if name.startswith("y") else array for name, array in arrays.items()}
+        named["y_train"] = named["y_train"][:, None]  # a column will do
+        np.savez("named.npz", **named)
+        np.savez("own.npz", **arrays)
+    given = [option for option in small if "dataset" not in str(option)]
+    answer = ask("run", *given, "--dataset=npz:named.npz")
+    assert (answer.code, answer.err.count("\n")) == (DATA, 1)
+    assert told in answer.err
+    for name, more in (("named", ["--relabel"]), ("own", [])):
+        assert ask("run", *given, f"--dataset=npz:{name}.npz", f"--out={name}", *more).code == 0
+    assert Path("named/model.safetensors").read_bytes() == Path("own/model.safetensors").read_bytes()
+
+
+def test_a_label_of_the_test_part_alone_cannot_be_numbered(ask: Ask, images: Path, small: list[object]) -> None:
+    with np.load(images) as arrays:
+        names = np.array(["cat", "dog", "eel"])
+        np.savez(
+            "named.npz", **{**arrays, "y_train": names[arrays["y_train"]], "y_test": ["yak"] * len(arrays["y_test"])}
+        )
+    answer = ask("run", *small[1:], "--dataset=npz:named.npz", "--relabel")
+    assert answer.code == DATA
+    assert "has the label 'yak', which" in answer.err
 
 
 def test_feature_vectors_are_for_python(ask: Ask) -> None:
@@ -498,7 +560,7 @@ def test_runs_that_start_together_choose_different_folders(ask: Ask, small: list
     folder = Command().folder
     with folder("fedrp-npz") as first, folder("fedrp-npz") as second:
         assert (first, second) == (Path("runs/fedrp-npz-1"), Path("runs/fedrp-npz-2"))
-        told = ask("run", *small)
+        told = ask("run", *small, "--algorithm=fedrp")
     assert told.code == 0
     assert "run folder: runs/fedrp-npz-3" in told.out
     assert os.listdir(tmp_path / "runs") == ["fedrp-npz-3"]  # where nothing was written, nothing is left
@@ -511,7 +573,7 @@ def test_where_no_new_folder_can_be_made_is_one_line(ask: Ask, small: list[objec
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_is_one_line_with_its_own_exit_code(workers: int, small: list[object], tmp_path: Path) -> None:
-    options = [*small, f"--workers={workers}", f"--out={tmp_path / 'run'}"]
+    options = [*small, "--algorithm=fedrp", f"--workers={workers}", f"--out={tmp_path / 'run'}"]
     with files_up_to(400_000):  # less than the states of two clients, more than any of their data
         done = subprocess.run(command("run", *options), capture_output=True, text=True, env=environment())
     assert (done.returncode, done.stdout) == (FULL, "")

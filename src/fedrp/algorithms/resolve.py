@@ -4,7 +4,7 @@ import dataclasses
 
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.table import ALGORITHMS, method_of, require_used
-from fedrp.compression.coding import FULL, within_budget
+from fedrp.compression.coding import FULL, Size, within_budget
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
@@ -21,18 +21,35 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
         _require_trimmable(config)
     if config.secure_aggregation:
         _require_summable(config)
-    if config.clip_quantile is not None and _few_bits(config):
-        raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
-    if config.bytes is not None:
-        config = _within_bytes(config, parameters)
+    config = _sized(config, parameters)
     found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
         raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
+    if found.clip_quantile and min(found.bits, found.bits_down) < FULL:
+        raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
     return found
 
 
-def _within_bytes(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with the dimension and the bits that its budget of bytes buys; masks and noise decide that, too."""
+def _sized(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with a dimension and bits: what is given, what its bytes buy, or else the algorithm's own."""
+    default = method_of(config).default_size
+    if default is None:
+        return config
+    given = Size(config.dim, config.bits, config.bits_down)
+    if config.bytes is not None:
+        own = _within_bytes(config, config.bytes, parameters, given)
+    else:
+        own = default(config, parameters) if config.dim is None else Size(config.dim, FULL, FULL)
+    return dataclasses.replace(
+        config,
+        dim=config.dim or own.numbers,
+        bits=config.bits or own.bits,
+        bits_down=config.bits_down or own.bits_down,
+    )
+
+
+def _within_bytes(config: RunConfig, nbytes: int, parameters: int, given: Size) -> Size:
+    """The dimension and the bits that a budget of bytes buys; masks and noise decide that, too."""
     algorithm = ALGORITHMS[config.algorithm]
     known = algorithm.resolve(dataclasses.replace(config, dim=parameters), parameters)
 
@@ -44,8 +61,7 @@ def _within_bytes(config: RunConfig, parameters: int) -> RunConfig:
         pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits_down=bits), algorithm.server)
         return pipeline.aggregate_coding(pipeline.aggregate_size(parameters)).nbytes
 
-    dim, bits, bits_down = within_budget(config.bytes or 0, parameters, up, down)
-    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits_down)
+    return within_budget(nbytes, parameters, given, up, down)
 
 
 def learning_rate(config: RunConfig) -> float:
@@ -57,14 +73,10 @@ def learning_rate(config: RunConfig) -> float:
     return lr * method_of(config).lr_factor
 
 
-def _few_bits(config: RunConfig) -> bool:
-    return min(config.bits, config.bits_down) < FULL or config.bytes is not None
-
-
 def _require_summable(config: RunConfig) -> None:
-    if config.bits < 1:
+    if (config.bits or FULL) < 1:
         raise ConfigError(f"bits={config.bits:g} is not valid for masked uploads: use 1, and a smaller dim")
-    if config.weighting != "uniform" and (config.bits < FULL or config.bytes is not None):
+    if config.weighting != "uniform" and ((config.bits or FULL) < FULL or config.bytes is not None):
         raise ConfigError(
             f"weighting='{config.weighting}' is not valid for masked uploads of few bits: weights would take as many "
             "again; leave it out, or leave out bits and bytes"
@@ -73,7 +85,8 @@ def _require_summable(config: RunConfig) -> None:
     if count < MIN_SUMMED:
         raise ConfigError(
             f"{count} participants a round are too few for secure aggregation: {MIN_SUMMED} are needed, because of two "
-            "each finds the other's vector in the average"
+            "each finds the other's vector in the average; add clients, or do without masks: --no-secure-aggregation "
+            "(secure-aggregation = false in a Flower run config), where the server sees single uploads"
         )
     if ALGORITHMS[config.algorithm].server.memory == "own" and (config.participation < 1 or config.sampling != "fixed"):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fedrp.compression.coding import FULL, Size
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
@@ -12,11 +13,18 @@ from fedrp.projection.rotation import ROTATIONS
 # Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
 GAUSSIAN_ENTRIES = 2**28
 
+_PAPERS_DIM = 1000
+
 # What statements about masked uploads rest on.
 SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
     "X25519, HKDF and AES are as good as ideal",
 )
+
+
+def papers_size(_config: RunConfig, parameters: int) -> Size:
+    """What a client sends if nothing is said: the paper's number of dimensions, as float32."""
+    return Size(min(_PAPERS_DIM, parameters), FULL, FULL)
 
 
 def resolve_projection(config: RunConfig, parameters: int, family: str, rotation: str) -> RunConfig:
@@ -25,7 +33,7 @@ def resolve_projection(config: RunConfig, parameters: int, family: str, rotation
     Raises:
         ConfigError: they are unknown, or the dimension is one that the model does not have.
     """
-    if config.dim > parameters:
+    if config.dim is None or config.dim > parameters:
         raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
     family, rotation = config.projection or family, config.rotation or rotation
     require_choice("projection", family, FAMILIES)

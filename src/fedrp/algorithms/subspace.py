@@ -24,8 +24,8 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import averages_released, resolve_projection
-from fedrp.compression.coding import FULL
+from fedrp.algorithms.shared import averages_released, papers_size, resolve_projection
+from fedrp.compression.coding import FULL, Size
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
@@ -48,6 +48,11 @@ _CROWD_MOMENTUM = 0.5
 
 _ONLY_WITH_NOISE = {"clip": None, "clip_quantile": None, "dp_noise": "shared"}
 
+# One bit for each of as many numbers as a sixteenth of the model has parameters, but at least 512 bytes of them.
+_SHARE = 16
+_FEWEST = 4064
+_BITS_OF_ALL = 8.0  # where all parameters are fewer than that
+
 # Up to here a uniform rotation, of cost m^2, takes less than a second; see docs/performance.md.
 _HAAR_SIZE = 20_000
 
@@ -56,7 +61,7 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
+    rotation = "haar" if (config.dim or 0) <= _HAAR_SIZE else "hadamard"
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
@@ -71,8 +76,20 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     return Resolved.of(config)
 
 
+def _default_size(config: RunConfig, parameters: int) -> Size:
+    """What is sent if nothing is said: one bit a number, as few numbers as the rotation of is proved to hide.
+
+    With noise the paper's number: noise is the louder the more numbers carry it. Weighted sums under masks are exact.
+    """
+    if config.private or (config.secure_aggregation and config.weighting != "uniform"):
+        return papers_size(config, parameters)
+    numbers = min(parameters, _HAAR_SIZE, max(_FEWEST, parameters // _SHARE))
+    bits = _BITS_OF_ALL if numbers == parameters else 1.0
+    return Size(numbers, bits, bits)
+
+
 def _default_momentum(config: RunConfig, parameters: int) -> float:
-    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * config.dim
+    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * (config.dim or 0)
     return _CROWD_MOMENTUM if many and wide else 0.0
 
 
@@ -202,6 +219,7 @@ SUBSPACE = Algorithm(
     | {"projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch", "proximal"},
     delivers="consensus",
     resolve=_resolve,
+    default_size=_default_size,
     client=ClientSide(_start, _round, _finish),
     server=servers.SUBSPACE,  # clients carry momentum themselves, in n dimensions
     releases=_releases,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedrp.backends.workers import CHANGING, Answer, Make, Seat, Worker
-from fedrp.config.speed import Speed
+from fedrp.config.speed import Speed, most_workers
 from fedrp.errors import ConfigError, FedRPError, first_line
 
 _log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def connected(speed: Speed) -> RayBackend:
     import ray
 
     if not ray.is_initialized():
-        shape = {"address": speed.address} if speed.address else {"num_cpus": speed.workers * speed.threads}
+        shape = {"address": speed.address} if speed.address else {"num_cpus": most_workers(speed) * speed.threads}
         try:
             dashboard = None if speed.address else False
             ray.init(**shape, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)

@@ -6,9 +6,9 @@ import sys
 import click
 
 from fedrp.cli import bench, deploy, privacy, run  # noqa: F401 - importing them adds their commands
-from fedrp.cli.common import INTERRUPTED, as_options
+from fedrp.cli.common import as_options
 from fedrp.cli.common import cli as cli
-from fedrp.errors import FedRPError
+from fedrp.errors import INTERRUPTED, FedRPError
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 import re
 import sys
 import typing
@@ -19,14 +18,10 @@ from fedrp.config.checks import require_types
 from fedrp.config.run import GROUPS, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.config.toml import from_settings, read_toml
-from fedrp.errors import FedRPError
+from fedrp.errors import INTERRUPTED, FedRPError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
-CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
-
-
-INTERRUPTED = 130
 
 
 class StoppedError(FedRPError):
@@ -38,12 +33,23 @@ class StoppedError(FedRPError):
 class _Commands(click.Group):
     """The commands. Ctrl-C ends any of them with one line: click would print an empty one before it."""
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        """Read the options."""
+        with _stopped():
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        try:
+        with _stopped():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise StoppedError("stopped") from None
+
+
+@contextmanager
+def _stopped() -> typing.Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError("stopped") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -163,7 +169,7 @@ def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Calla
         for name in reversed(names):
             kind = next(k for k in (bool, str, float, int) if k in (_HINTS[name], *typing.get_args(_HINTS[name])))
             option, text = "--" + name.replace("_", "-"), _FIELDS[name].metadata["help"]
-            shown = {"workers": CLI_WORKERS, **(usual or {})}.get(name, _FIELDS[name].default)
+            shown = (usual or {}).get(name, _FIELDS[name].default)
             if kind is bool:
                 option = f"{option}/--no-{option[2:]}"
             elif shown is not None:
@@ -229,13 +235,12 @@ def read_settings(config: Path | None, given: Settings) -> tuple[RunConfig, Spee
 def given_settings(config: Path | None, given: Settings) -> Settings:
     """What the config file and the options together ask for, and nothing else; options win."""
     known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
-    settings = {} if config is None else read_toml(config, known)
+    settings = {} if config is None else read_toml(config, known, table="run")
     return settings | {name: value for name, value in given.items() if value is not None}
 
 
 def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
     """The settings, sorted into the records that they belong to."""
-    settings = {"workers": CLI_WORKERS, **settings}
     return from_settings(RunConfig, settings), from_settings(Speed, settings), from_settings(Command, settings)
 
 

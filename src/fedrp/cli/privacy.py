@@ -22,6 +22,7 @@ from fedrp.cli.common import (
     users_of,
 )
 from fedrp.config.run import RunConfig
+from fedrp.config.speed import most_workers
 from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError, PrivacyError
 
@@ -187,7 +188,7 @@ def sensitivity(config: Path | None, neighbours: int, change: str, client: int, 
 
     settings, speed, command = read_settings(config, given)
     task = named_task(settings, path_or_none(command.data_dir))
-    told = estimate_sensitivity(settings, task, neighbours, change, client, speed.workers).as_json()
+    told = estimate_sensitivity(settings, task, neighbours, change, client, most_workers(speed)).as_json()
     if command.json:
         print(json.dumps(told))
         return

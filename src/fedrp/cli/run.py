@@ -12,7 +12,6 @@ import click
 
 from fedrp.backends.processes import start_fork_server
 from fedrp.cli.common import (
-    CLI_WORKERS,
     COMPARED,
     Command,
     Settings,
@@ -25,7 +24,7 @@ from fedrp.cli.common import (
     with_defaults,
 )
 from fedrp.config.run import RunConfig
-from fedrp.config.speed import Speed
+from fedrp.config.speed import Speed, most_workers
 from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError
 
@@ -105,11 +104,13 @@ def _asked(config: Path | None, given: Settings, several: bool) -> tuple[RunConf
 
     Where worker processes will be needed, what they are forked from starts here: it imports torch while we do.
     """
+    if several and given.get("algorithm") is not None:
+        raise ConfigError(f"--algorithm {given['algorithm']} is for 'fedrp run': name it in --algorithms, by commas")
     asked = given_settings(config, given)
-    speed, command = from_settings(Speed, {"workers": CLI_WORKERS, **asked}), from_settings(Command, asked)
+    speed, command = from_settings(Speed, asked), from_settings(Command, asked)
     if command.resume and command.out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    if speed.backend == "processes" and speed.workers > 1:
+    if speed.backend == "processes" and most_workers(speed) > 1:
         start_fork_server()
     if command.resume and command.out:
         from fedrp.cli.comparison import begun_comparison
@@ -121,7 +122,7 @@ def _asked(config: Path | None, given: Settings, several: bool) -> tuple[RunConf
 
 def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
     """The command that goes on: with what the folder does not keep, because it does not change the result."""
-    usual = dataclasses.asdict(Speed(workers=CLI_WORKERS))
+    usual = dataclasses.asdict(Speed())
     options = {name: value for name, value in dataclasses.asdict(speed).items() if value != usual[name]}
     if command.data_dir:
         options["data_dir"] = command.data_dir

@@ -64,6 +64,8 @@ def choose_engine(asked: str, factory: ModelFactory, loss: Loss, device: torch.d
     keep_freed_memory()
     model = make_local_model(factory, loss, device, RunSeed(0))
     try:
+        if len({part.x.shape[1:] for part in work.data}) > 1:
+            raise NotStackableError("clients have inputs of different shapes")
         require_same(rewritten(model.module), model.module, floats(work.data[0].x[:8].to(device)))
     except NotStackableError as error:
         if asked != AUTO:

@@ -94,15 +94,21 @@ def look_for_divergence(
     Raises:
         DivergenceError: a client diverged.
     """
-    troubles = []
+    troubles, remedy = [], f"(lr={sgd.lr}, momentum={sgd.momentum}): lower lr"
     for row, client in enumerate(clients):
-        if not np.isfinite(variables[row]).all():
-            troubles.append(f"client {client} has values that are not finite in round {round_}")
-        elif (last := float(losses[row][-1])) > _DIVERGED * (1 + abs(first := float(losses[row][0]))):
+        first, last = float(losses[row][0]), float(losses[row][-1])
+        if round_ == 1 and not math.isfinite(first):
+            about = "look at its data and at what the loss makes of them"
+            troubles.append(f"the loss of client {client} is {first} before its first step: {about}")
+        elif not np.isfinite(variables[row]).all():
+            troubles.append(f"client {client} has values that are not finite in round {round_} {remedy}")
+        elif last > _DIVERGED * (1 + abs(first)):
             # Clipped gradients hardly overflow, however long the steps: the loss tells.
-            troubles.append(f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}")
+            troubles.append(
+                f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_} {remedy}"
+            )
     if troubles:
-        text = f"training diverged: {troubles[0]} (lr={sgd.lr}, momentum={sgd.momentum}): lower lr"
+        text = f"training diverged: {troubles[0]}"
         if not sgd.log_divergence:
             raise DivergenceError(text)
         _log.warning("%s (%d of %d clients; the run goes on)", text, len(troubles), len(clients))

@@ -6,11 +6,18 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fedrp.config.run import RunConfig
+from fedrp.errors import FedRPError
 from fedrp.flower.settings import Values
 from fedrp.learning.evaluate import Metrics, require_metrics
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Loss
 from fedrp.learning.task import Source
+
+
+class LoadError(FedRPError):
+    """A site's own `load` function failed."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)

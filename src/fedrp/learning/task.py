@@ -2,9 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,8 @@ class Task:
 
     Args:
         model: builds a new network in every call, e.g. the class itself; called without arguments.
-        train: all training examples, to be split by `RunConfig.partition`; or a list with the examples of each client.
+        train: all training examples, to be split by `RunConfig.partition`; or a list with the examples of each client;
+            or a dict of them, by the name of the site.
             Inputs become float32, unless they are int32 or int64: then they stay whole, as embeddings want them. Bytes
             that are to be scaled and centred batch by batch come as `Pixels`.
         test: the examples that models are scored on.
@@ -47,7 +49,7 @@ class Task:
     """
 
     model: ModelFactory
-    train: Source | Sequence[Source]
+    train: Source | Sequence[Source] | Mapping[str, Source]
     test: Source
     loss: Loss = nn.functional.cross_entropy
     metrics: Metrics = field(default_factory=dict)
@@ -74,7 +76,7 @@ class _NamedModel:
 def named_task(config: RunConfig, data_dir: Path | None = None) -> Task:
     """The task that a config names: a data set and a model of the tables."""
     require_choice("model", config.model, MODELS)
-    dataset = load_dataset(config.dataset, data_dir)
+    dataset = load_dataset(config.dataset, data_dir, config.relabel)
     train, test = _inputs(dataset, dataset.train_x), _inputs(dataset, dataset.test_x)
     factory = _NamedModel(config.model, tuple(train.shape[1:]), dataset.classes)
     parts = (train, dataset.train_y), (test, dataset.test_y)
@@ -95,23 +97,43 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
         DataError: a client would have none.
         ConfigError: the task comes split for another number of clients.
     """
-    if isinstance(task.train, Sequence) and not isinstance(task.train, tuple):
-        if len(task.train) != config.clients:
+    if parts := split_already(task):
+        if len(parts) != config.clients:
             raise ConfigError(
-                f"clients={config.clients}, but the task holds examples of {len(task.train)} clients: train is a list, "
-                "with an entry for each client"
+                f"clients={config.clients}, but the task holds examples of {len(parts)} clients: use "
+                f"clients={len(parts)}, or give all examples as one (inputs, targets)"
             )
         if config.train_examples:
             raise ConfigError(f"train_examples={config.train_examples}, but the task comes split among its clients")
         if config.partition != "iid":
             raise ConfigError(f"partition='{config.partition}', but the task comes split among its clients")
-        return [examples(source, f"client {client}") for client, source in enumerate(task.train)]
-    whole, seed = _limited(examples(task.train, "the training set"), config), RunSeed(config.seed)
+        return [examples(source, owner) for owner, source in parts.items()]
+    whole, seed = _limited(examples(cast("Source", task.train), "the training set"), config), RunSeed(config.seed)
     shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
     order, sizes = torch.from_numpy(np.concatenate(shares)), [len(share) for share in shares]
     x, y = whole.x[order], whole.y[order]
     cuts = itertools.pairwise([0, *itertools.accumulate(sizes)])
     return [Examples(x[first:last], y[first:last]) for first, last in cuts]  # views of two tensors, however many
+
+
+def split_already(task: Task) -> dict[str, Source]:
+    """The examples of each client by what errors call it, if the task comes split; else nothing."""
+    parts: dict[str, Source] = {}
+    if isinstance(task.train, Mapping):
+        parts = {f"site '{name}'": source for name, source in task.train.items()}
+    elif isinstance(task.train, Sequence) and not isinstance(task.train, tuple | str):
+        parts = {f"client {number}": source for number, source in enumerate(task.train)}
+    else:
+        return {}
+    if not parts:
+        raise DataError(f"train is an empty {type(task.train).__name__}: expected the examples of each client")
+    for owner, source in parts.items():
+        if isinstance(source, torch.Tensor | np.ndarray):
+            raise ConfigError(
+                f"train is a {type(task.train).__name__}, and {owner} in it one array: give (inputs, targets) of each "
+                "client, or of all of them as a tuple"
+            )
+    return parts
 
 
 def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
@@ -147,8 +169,11 @@ def examples(source: Source, owner: str) -> Examples:
         ConfigError: the source is of no kind that `Task` takes.
         DataError: it is empty, uneven or not finite.
     """
+    pair = _pair(source, owner)
+    for name, part in zip(("inputs", "targets"), pair, strict=True):
+        _require_no_text(part, f"{owner} has {name}")
     try:
-        given_x, given_y = _pair(source, owner)
+        given_x, given_y = pair
         x, y = given_x if isinstance(given_x, Pixels) else torch.as_tensor(given_x), torch.as_tensor(given_y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{owner} cannot be made tensors: {first_line(error)}") from error
@@ -172,6 +197,10 @@ def examples(source: Source, owner: str) -> Examples:
 def _pair(source: Source, owner: str) -> Sequence[object]:
     """Inputs and targets of a source, each in one piece."""
     if isinstance(source, tuple):
+        if any(_is_source(part) for part in source):
+            raise ConfigError(
+                f"{owner} is a tuple of {len(source)} sets of examples: make it a list, one for each client"
+            )
         if len(source) == 2:
             return source
         raise _no_source(owner, f"a tuple of {len(source)}")
@@ -184,6 +213,23 @@ def _pair(source: Source, owner: str) -> Sequence[object]:
         raise _no_source(owner, f"a {type(source).__name__} of {_kind(samples[0])}")
     pair: Sequence[object] = default_collate(samples)
     return pair
+
+
+def _is_source(part: object) -> bool:
+    """Whether this is itself inputs and targets, not one of them."""
+    return isinstance(part, TorchDataset) or (
+        isinstance(part, tuple) and len(part) == 2 and all(np.ndim(half) > 0 for half in part)
+    )
+
+
+def _require_no_text(part: object, what: str) -> None:
+    if isinstance(part, torch.Tensor):
+        return
+    first = next(iter(part), None) if isinstance(part, np.ndarray | Sequence) and not isinstance(part, str) else part
+    if isinstance(first, str):
+        raise DataError(
+            f"{what} that are text, e.g. '{first}': number them from 0, as numpy.unique(..., return_inverse=True) does"
+        )
 
 
 def _kind(sample: object) -> str:

@@ -26,13 +26,13 @@ from fedrp.backends.choice import open_backend
 from fedrp.backends.workers import Backend
 from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
-from fedrp.config.speed import Speed
+from fedrp.config.speed import Speed, chosen_workers
 from fedrp.engines.calibration import Workload, choose_engine
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight
-from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.learning.task import Task, examples, split_already, split_among_clients
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
@@ -43,6 +43,7 @@ from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
+from fedrp.simulation.arguments import require_arguments, require_device
 from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster, simulated_run_id
@@ -103,17 +104,15 @@ def simulate(
     workers, and whether or not the run was killed and resumed in between. Engines differ in the last digits.
     """
     speed = speed or Speed()
-    if resume and out is None:
-        raise ConfigError("resume=True needs out, the folder of the run to go on with")
+    require_arguments(config, task, speed, out, resume, {"on_round": on_round, "tap": tap})
     require_choice("keep", keep, KEEPS)
     require_callback(on_round)
     require_device(speed.device)
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
-    untrained = preflight(
-        task.model, task.loss, task.metrics, list(setup.data.values()), setup.test, torch.device(speed.device)
-    )
+    parts, owners = list(setup.data.values()), list(split_already(task))
+    untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, torch.device(speed.device), owners)
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     records: list[RoundRecord] = []
     best: Best | None = None
@@ -174,14 +173,6 @@ def _stopped(on_round: OnRound, record: RoundRecord, setup: ShardSetup, course: 
         model.close()
 
 
-def require_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
-    try:
-        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
-        raise ConfigError(f"device '{name}' is not available here: use device='cpu'") from None
-
-
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> ShardSetup:
     given = dataclasses.replace(config.stored, dataset=task.dataset, model=task.model_name)
     config = resolved(with_norm_floor(given, task.model), parameters)
@@ -190,6 +181,8 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Shar
     data = dict(enumerate(split_among_clients(task, config)))
     run = simulated_run_id(config)
     groups = grouped(config.clients, parameters)
+    work = sum(len(part.y) for part in data.values()) * config.local_epochs * config.rounds * config.participation
+    speed = dataclasses.replace(speed, workers=chosen_workers(speed, round(work * parameters)))
     test = examples(task.test, "the test set")
     return ShardSetup(config, speed, run, task.model, task.loss, dict(task.metrics), groups, data, test)
 
