@@ -4,7 +4,6 @@ Two attacks: the loss itself (Yeom et al. 2018), and the loss less that of refer
 on data of its own (difficulty calibration, Watson et al. 2022). The second needs half of the test set as that data.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from safetensors.numpy import load_file
 from fedrp.algorithms.table import method_of
 from fedrp.attacks.metrics import area, true_positives_at
 from fedrp.config.checks import require
-from fedrp.config.run import Resolved, RunConfig
-from fedrp.config.toml import from_settings
+from fedrp.config.run import Resolved
 from fedrp.engines.choice import make_trainer
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
@@ -27,6 +25,7 @@ from fedrp.learning.objective import Examples, LocalSGD
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.rng import RunSeed
 from fedrp.simulation.simulate import delivering_client
+from fedrp.storage.begun import begun_config
 from fedrp.types import Vector
 
 Losses = npt.NDArray[np.float64]
@@ -39,7 +38,7 @@ _FALSE_POSITIVES = 0.01
 def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> dict[str, Any]:
     """Attack the model in a run folder; members are the training examples that the model was trained on."""
     require(references >= 0, "references", references, "a whole number of at least 0")
-    config = _config(folder)
+    config = Resolved.of(begun_config(folder))
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)
     own = method_of(config).delivers == "client"
@@ -98,13 +97,6 @@ def _reference(task: Task, config: Resolved, data: Examples, number: int) -> Vec
     part = _taken(data, seed.generator("half").permutation(len(data.y))[: 3 * len(data.y) // 4])
     sgd = LocalSGD(config.lr, config.momentum, config.batch_size, _REFERENCE_EPOCHS, config.grad_clip)
     return np.asarray(trainer.train(start, [part], [0], 1, sgd)[0])
-
-
-def _config(folder: Path) -> Resolved:
-    try:
-        return Resolved.of(from_settings(RunConfig, json.loads((folder / "config.json").read_text())))
-    except (OSError, ValueError, TypeError):
-        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable config.json") from None
 
 
 def _model(folder: Path, factory: ModelFactory) -> Vector:

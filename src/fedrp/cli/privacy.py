@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from fedrp.cli.common import (
     DATA_DIR_OPTION,
     JSON_OPTION,
     ListedOption,
+    Settings,
     cli,
     counting,
     path_or_none,
@@ -24,6 +25,9 @@ from fedrp.cli.common import (
 from fedrp.config.run import RunConfig
 from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError, PrivacyError
+
+if TYPE_CHECKING:
+    from fedrp.privacy import ProjectionReport
 
 _DELTA = 1e-5
 
@@ -60,12 +64,30 @@ def privacy(
 
     if dim is None:
         raise ConfigError("give --dim, or the folder of a finished run or of a site")
-    report = projection_report(dim, delta=_DELTA if delta is None else delta, **view).as_json()
+    report = projection_report(dim, delta=_DELTA if delta is None else delta, **view)
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(report.as_json()))
     else:
-        for name, value in report.items():
-            print(f"{name:<24} {json.dumps(value)}")
+        _print_report(report)
+
+
+def _print_report(report: "ProjectionReport") -> None:
+    """Every bound for one vector, then what holds against whom."""
+    from rich.console import Console
+
+    from fedrp.reporting.statements import bound_table
+
+    Console().print(bound_table(report))
+    _print_statements(report.statements)
+
+
+def _print_statements(items: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+
+    from fedrp.reporting.statements import statement_lines, statement_table
+
+    Console().print(statement_table(items))
+    print("\n".join(statement_lines(items)))
 
 
 def _is_site(folder: Path) -> bool:
@@ -98,14 +120,7 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(ledger))
         return
-    for item in ledger:
-        print(f"against {item['adversary']}; neighbours: {item['adjacency']}")
-        if item["epsilon"] is None:
-            print(f"    no guarantee: {item['reason']}")
-        else:
-            print(f"    epsilon {item['epsilon']:.4g} at delta {item['delta']:g} (bound: {item['bound']})")
-            for assumption in item["assumptions"]:
-                print(f"    assuming: {assumption}")
+    _print_statements(ledger)
     for text in warnings:
         print(f"warning: {text}")
 
@@ -113,10 +128,12 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
 # --- audit ---------------------------------------------------------------------------------------------------------
 
 _AUDITED = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8}
+_STAND_IN = 40  # parameters
 _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-holder")
 
 
 @cli.command()
+@click.argument("run_folder", required=False, type=click.Path(path_type=Path))
 @some_settings(
     *("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier", "dp_epsilon"),
     *("dp_delta", "dp_noise", "ball", "norm_floor", "secure_aggregation"),
@@ -126,18 +143,23 @@ _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-h
 @click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
 @click.option("--adversary", type=click.Choice(_ADVERSARIES), help="whose claim is tested  [default: the strongest]")
 @click.option("--broken", help="break it on purpose: no-noise, half-noise or reused-key")
-@click.option("--parameters", default=40, show_default=True, help="size of the stand-in model")
+@click.option("--parameters", type=int, help=f"size of the stand-in model  [default: {_STAND_IN}, or --dim if larger]")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def audit(
+    run_folder: Path | None,
     trials: int,
     confidence: float,
     adversary: str | None,
     broken: str | None,
-    parameters: int,
+    parameters: int | None,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism."""
+    """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism.
+
+    RUN_FOLDER is that of a run whose settings are audited, from `fedrp run`; options win. With noise, what is claimed
+    depends on the noise and the rounds alone: --clients 4 --dim 8 is much faster than a large run's own numbers.
+    """
     from fedrp.auditing.canary import Fault
     from fedrp.auditing.canary import audit as play
     from fedrp.config.checks import require_choice
@@ -145,14 +167,16 @@ def audit(
 
     fault = broken or Fault.NONE.value
     require_choice("broken", fault, [known.value for known in Fault])
-    config = from_settings(RunConfig, _AUDITED | {name: value for name, value in given.items() if value is not None})
+    config = _audited(run_folder, {name: value for name, value in given.items() if value is not None})
+    size = parameters or max(_STAND_IN, config.dim)
     whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None
     with counting("trials") as on_step:
-        result = play(config, trials, confidence, Fault(fault), whom, parameters, lambda done: on_step(done, trials))
+        result = play(config, trials, confidence, Fault(fault), whom, size, lambda done: on_step(done, trials))
     told = result.as_json()
     if as_json:
         print(json.dumps(told))
     else:
+        print(f"mechanism                {_mechanism(config)}{f' (settings of {run_folder})' if run_folder else ''}")
         claimed = "none" if told["claimed_epsilon"] is None else f"{told['claimed_epsilon']:.4g}"
         print(f"claimed epsilon          {claimed} at delta {told['delta']:g}, against {told['adversary']}")
         print(f"neighbours               {told['adjacency']}")
@@ -163,6 +187,26 @@ def audit(
             f"the mechanism leaks more than claimed: epsilon is at least {told['lower_bound']:.4g}, "
             f"claimed {told['claimed_epsilon']:.4g}"
         )
+
+
+def _audited(folder: Path | None, given: Settings) -> RunConfig:
+    """The settings to audit: those of a run or the command's own, but for what is given."""
+    if folder is None:
+        return from_settings(RunConfig, _AUDITED | given)
+    from fedrp.storage.begun import begun_config, settings_of
+
+    kept = settings_of(begun_config(folder))
+    if "dp_epsilon" in given:  # what is kept is the noise that followed from another one
+        kept["noise_multiplier"] = None
+    if kept["ball"] is not None:  # a stand-in model starts elsewhere, and its floor follows from that
+        kept["norm_floor"] = None
+    return from_settings(RunConfig, kept | given)
+
+
+def _mechanism(config: RunConfig) -> str:
+    shown = f"{config.algorithm}, {config.clients} clients, {config.rounds} rounds"
+    noise = "" if config.noise_multiplier is None else f", noise multiplier {config.noise_multiplier:.4g}"
+    return f"{shown}{noise}, {'masked' if config.secure_aggregation else 'unmasked'}"
 
 
 @cli.command()

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedrp.errors import ConfigError
 from fedrp.files import writing
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE
+from fedrp.reporting.statements import quote
 
 
 def result_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -45,15 +46,7 @@ def result_details(result: dict[str, Any]) -> list[str]:
 
 def privacy_lines(result: dict[str, Any]) -> list[str]:
     """Against whom which epsilon holds, a line per adversary, and what to beware of."""
-    lines = []
-    for item in result["privacy"]:
-        verdict = (
-            f"no guarantee ({item['reason']})"
-            if item["epsilon"] is None
-            else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}; neighbours: {item['adjacency']}"
-        )
-        lines.append(f"against {item['adversary']}: {verdict}")
-    return [*lines, *(f"warning: {text}" for text in result["warnings"])]
+    return [*map(quote, result["privacy"]), *(f"warning: {text}" for text in result["warnings"])]
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:

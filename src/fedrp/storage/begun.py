@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedrp.config.run import RunConfig
-from fedrp.config.toml import to_json
+from fedrp.config.toml import from_settings, to_json
 from fedrp.errors import ConfigError
 
 
@@ -23,3 +24,15 @@ def require_same_settings(begun: Mapping[str, object], given: Mapping[str, objec
     for name, value in given.items():
         if begun.get(name) != value:
             raise ConfigError(f"{what} was started with {name}={begun.get(name)}, not {value}: {way_out}")
+
+
+def begun_config(folder: Path) -> RunConfig:
+    """The settings of the run in a folder.
+
+    Raises:
+        ConfigError: it holds none that can be read.
+    """
+    try:
+        return from_settings(RunConfig, dict(json.loads((folder / "config.json").read_text())))
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(f"{folder} is not the folder of a run: it has no readable config.json") from None
