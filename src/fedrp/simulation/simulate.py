@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from fedrp.algorithms.given_start import require_hidden_start
+from fedrp.algorithms.outlook import Outlook, announced_outlook
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
@@ -30,7 +31,7 @@ from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation
 from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
-from fedrp.learning.preflight import preflight
+from fedrp.learning.preflight import preflight, require_device
 from fedrp.learning.task import Task, examples, split_among_clients
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
@@ -87,6 +88,7 @@ def simulate(
         task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
     )
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
+    outlook = announced_outlook(setup.config, layout.size, task.model)
     records: list[RoundRecord] = []
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
     with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, folder, tap, backend) as course:
@@ -102,18 +104,10 @@ def simulate(
                 course.keep(folder, record, seconds)
             if on_round:
                 on_round(record)
-        result = _finish(course, setup, records, layout.size, privacy, seconds)
+        result = _finish(course, setup, records, layout.size, privacy, outlook, seconds)
         if folder:
             folder.finish(result)
     return result
-
-
-def require_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
-    try:
-        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
-        raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
 
 
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> ShardSetup:
@@ -327,6 +321,7 @@ def _finish(
     records: list[RoundRecord],
     parameters: int,
     privacy: tuple[Guarantee, ...],
+    outlook: Outlook | None,
     seconds: float,
 ) -> RunResult:
     chosen = delivering_client(setup.config)
@@ -340,6 +335,7 @@ def _finish(
         last_traffic=course.last_traffic(),
         privacy=privacy,
         warnings=delta_warnings(privacy, setup.config.clients, examples_held),
+        outlook=outlook,
         model=model,
         seconds=seconds,
         images_per_round=examples_held * setup.config.local_epochs * setup.config.participation,
