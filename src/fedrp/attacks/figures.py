@@ -32,8 +32,8 @@ def draw(strips: Sequence[Strip], path: Path, heading: str = "") -> None:
     heights = [1.25 if strip.captions else 0.95 for strip in strips]
     margin = 0.2 + 0.08 * max(len(line) for strip in strips for line in strip.title.splitlines())
     figure = _figure(margin + 0.95 * columns, sum(heights) + 0.4 * bool(heading))
-    sizes = {"width_ratios": [margin, *[0.95] * columns], "height_ratios": heights}
-    grid = figure.subplots(len(strips), columns + 1, squeeze=False, **sizes)
+    widths = [margin, *[0.95] * columns]
+    grid = figure.subplots(len(strips), columns + 1, squeeze=False, width_ratios=widths, height_ratios=heights)
     if heading:
         figure.suptitle(heading, fontsize=9, x=0.01, ha="left", wrap=True)
     for row, strip in zip(grid, strips, strict=True):

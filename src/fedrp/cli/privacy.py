@@ -192,6 +192,7 @@ def _audited(folder: Path | None, given: Settings) -> RunConfig:
     from fedrp.storage.begun import begun_config, settings_of
 
     kept = settings_of(begun_config(folder))
+    kept["rho"] = None  # local training is replaced, and its step with it
     if "dp_epsilon" in given:  # what is kept is the noise that followed from another one
         kept["noise_multiplier"] = None
     if kept["ball"] is not None:  # a stand-in model starts elsewhere, and its floor follows from that

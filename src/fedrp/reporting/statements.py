@@ -53,7 +53,9 @@ def statement_lines(items: Sequence[Statement]) -> list[str]:
     assumptions = list(dict.fromkeys(text for item in proved for text in item["assumptions"]))
     marks = {text: number for number, text in enumerate(assumptions, 1)}
     lines = ["to quote:"]
-    lines += [f"  {quote(item, [marks[text] for text in item['assumptions']])}" for item in items]
+    for item in items:
+        own = item["assumptions"] if item in proved else []
+        lines.append(f"  {quote(item, [marks[text] for text in own])}")
     named = dict.fromkeys(item["bound"] for item in proved if item["epsilon"])
     lines += [f"{name} bound: {MEANINGS[name]}" for name in named if name in MEANINGS]
     return [*lines, *(f"[{number}] {text}" for text, number in marks.items())]
