@@ -260,7 +260,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             f"{name}-clip{clip}-clients{clients}-epsilon{epsilon}": (
                 f"--clients {clients} --dp-epsilon {epsilon} {_private(name, clip, lr)}"
             )
-            for clients, epsilon in ((10, 10), (10, 30), (10, 100), (30, 3), (3, 100), (100, 1))
+            for clients, epsilon in ((10, 10), (10, 30), (10, 100), (30, 3), (30, 10), (100, 1), (100, 2), (3, 100))
             for name, clip, lr in (
                 ("fedavg-dp", 0.3, 0.3),
                 ("fedrp-subspace-1000", 0.3, 0.2),

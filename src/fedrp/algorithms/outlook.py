@@ -23,7 +23,8 @@ from fedrp.mechanisms.noise import noise_shares
 
 _log = logging.getLogger(__name__)
 
-# In calibration all runs beyond one of the first two ended below 50 %, and all that ended below 14 % were beyond one.
+# All kept runs beyond one of the first two ended below 50 %, and all that ended below 14 % were beyond one. All within
+# the rest ended above 50 %. In between there are runs of every kind.
 _LOST_RATIO, _LOST_DRIFT = 0.15, 6.0
 _WEAK_RATIO, _WEAK_DRIFT, _WEAK_REACH = 0.3, 2.0, 0.15
 
@@ -32,7 +33,7 @@ class Expectation(Enum):
     """What to expect of a run with noise."""
 
     CHANCE = "expected to stay near chance"
-    LESS = "expected to learn less than without clip and noise"
+    LESS = "likely to learn less than without clip and noise"
     LEARN = "expected to learn"
 
 
