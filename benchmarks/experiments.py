@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 BUDGETS = (1, 10, 50, 100, 500, 1000, 5000, 10000)
+# Bytes each way; the numbers and bits that they buy, the first as --bytes chooses; a vector has a scale of 4 bytes.
+BYTES = {4096: ((32736, 1), (16368, 2), (8184, 4)), 512: ((4064, 1), (2032, 2)), 128: ((992, 1),), 32: ((224, 1),)}
 
 
 class Experiment(NamedTuple):
@@ -58,6 +60,10 @@ PRIVATE_BEST = {
         (SAME_BUT_FOR_THE_START, 0.3, 0.3, 0.5),
     ),
 }
+
+
+def _bits(size: int, bits: int) -> str:
+    return f"--algorithm fedrp-subspace --dim {size} --bits {bits} --bits-down {bits}"
 
 
 def _private(method: str, clip: float, lr: float, momentum: float = 0) -> str:
@@ -123,6 +129,38 @@ EXPERIMENTS: dict[str, Experiment] = {
             **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
         },
         seeds=(0, 1, 2),
+    ),
+    "bits": Experiment(
+        "Few bits each way, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1 --engine stacked:4",
+        {
+            **{f"subspace-{m}-{bits}": _bits(m, bits) for sizes in BYTES.values() for m, bits in sizes},
+            **{f"fedavg-{bits}": f"--algorithm fedavg --lr 0.4 --bits {bits}" for bits in (1, 2, 4)},
+            **{f"masked-{m}-{b}": f"{_bits(m, b)} --secure-aggregation" for m, b in ((4064, 1), (2032, 2))},
+        },
+        seeds=(0, 1, 2),
+    ),
+    "bits-printed": Experiment(
+        "FedRP as printed with one bit a number each way, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1 --engine stacked:4 --algorithm fedrp --projection sign --bits 1 --bits-down 1",
+        {f"printed-{nbytes}": f"--dim {BYTES[nbytes][0][0]}" for nbytes in (4096, 512)},
+    ),
+    "bits-elsewhere": Experiment(
+        "512 bytes each way where nothing was tuned, LeNet-5, 100 clients, 30 rounds, E = 1",
+        "--clients 100 --rounds 30 --local-epochs 1 --engine stacked:4",
+        {
+            "fashion": f"--dataset fashion-mnist {_bits(*BYTES[512][0])}",
+            "fashion-fedavg": f"--dataset fashion-mnist --algorithm fedavg{OWN}",  # on MNIST: see non-iid
+            "dirichlet": f"--dataset mnist --partition dirichlet:0.1 {_bits(*BYTES[512][0])}",
+            "shards": f"--dataset mnist --partition shards:2 {_bits(*BYTES[512][0])}",
+        },
+        seeds=(0, 1, 2),
+    ),
+    "bits-cifar": Experiment(
+        "CIFAR-10 as above with one bit a number each way: 0.08 bits a parameter",
+        "--dataset cifar10 --train-examples 10000 --model cnn --clients 50 --rounds 12 --local-epochs 1 "
+        "--engine stacked:1",
+        {"subspace": _bits(65536, 1)},
     ),
     "five-epochs": Experiment(
         "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",

@@ -75,7 +75,7 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
+    setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.metrics, groups, data, test)
     replies: Packets = {}  # of the last exchange: where all clients fit into a wave and none is away, of a round
 
     def tap(_sent: Packets, came: Packets) -> None:

@@ -127,7 +127,8 @@ def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
     records: list[RoundRecord] = []
     accuracy, diverged = None, None
     try:
-        result = simulate(config, task, on_round=records.append, tap=hostile_wire(config, attack))
+        tap = hostile_wire(config, attack)
+        result = simulate(config, task, on_round=lambda record, _model: records.append(record), tap=tap)
         accuracy = result.as_json()["accuracy_client_mean"]
     except DivergenceError as error:
         diverged = str(error)

@@ -88,13 +88,13 @@ def test_every_module_that_the_pages_name_exists() -> None:
 # --- what the server can reach ---------------------------------------------------------------------------------------
 
 
-# All that the server may load of the rooms that make keys and matrices: sizes, sums of what it was sent, names.
-HARMLESS = {"fedrp.crypto", "fedrp.crypto.sizes", "fedrp.crypto.secure_aggregation"}
+# All that the server may load of the rooms that make keys and matrices: numbers, sums of what it was sent.
+HARMLESS = {f"fedrp.crypto{name}" for name in ("", ".epochs", ".sizes", ".secure_aggregation")}
 HARMLESS |= {"fedrp.projection", "fedrp.projection.tags"}
 SERVER_SIDE: dict[str, tuple[str, ...]] = {
     "protocol.server": (),
     "means": (),
-    "protocol.quorum": (),
+    "mechanisms.quorum": (),
     "protocol.tally": (),
     "protocol.wire": (),
     "storage.server": (),

@@ -76,7 +76,7 @@ def test_the_drift_is_how_far_noise_moves_a_model(task: Task, algorithm: str, di
 def test_a_run_at_chance_is_announced_before_round_1(task: Task, caplog: pytest.LogCaptureFixture) -> None:
     told_before: list[int] = []
 
-    def on_round(_record: object) -> None:
+    def on_round(_record: object, _model: object) -> None:
         told_before.append(caplog.text.count("expected to"))
 
     with caplog.at_level(logging.WARNING, "fedrp.algorithms.outlook"):
@@ -114,11 +114,11 @@ def test_the_ratio_grows_with_clients_and_not_with_the_clip() -> None:
     ("reach", "drift", "start", "expected", "remedy"),
     [
         (1.0, 10.0, 5.0, Expectation.CHANCE, "more clients"),
-        (40.0, 100.0, 5.0, Expectation.CHANCE, "a smaller --clip"),
+        (40.0, 100.0, 5.0, Expectation.CHANCE, "a smaller clip"),
         (40.0, 100.0, None, Expectation.LEARN, ""),  # where the clip adapts, only the ratio counts
         (1.0, 4.0, 5.0, Expectation.LESS, "more clients"),
-        (10.0, 12.0, 5.0, Expectation.LESS, "a smaller --clip"),
-        (0.5, 0.1, 5.0, Expectation.LESS, "a larger --clip"),
+        (10.0, 12.0, 5.0, Expectation.LESS, "a smaller clip"),
+        (0.5, 0.1, 5.0, Expectation.LESS, "a larger clip"),
         (6.0, 8.0, 5.0, Expectation.LEARN, ""),
     ],
 )

@@ -120,13 +120,15 @@ NOISY = [
     game("fedrp-subspace", dp_epsilon=8.0),
     game("fedrp-subspace", dp_epsilon=8.0, dp_noise="local", projection="sign"),
     game("fedavg-dp", dp_epsilon=8.0, clients=3, secure_aggregation=True),
+    game("fedrp-subspace", dp_epsilon=8.0, clients=3, secure_aggregation=True, bits=1.0),
 ]
 BALL = game("fedrp", clients=1, ball=0.02)
 
 
 def label(config: RunConfig) -> str:
     masked = "-masked" if config.secure_aggregation else ""
-    return f"{config.algorithm}-{config.dp_noise}-{config.clients}-{config.rounds}{masked}"
+    few = f"-{config.bits:g}-bits" if config.bits < 32 else ""
+    return f"{config.algorithm}-{config.dp_noise}-{config.clients}-{config.rounds}{masked}{few}"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -141,7 +143,7 @@ def test_no_mechanism_leaks_more_than_it_claims(config: RunConfig, seed: int) ->
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_NOISE, Fault.HALF_NOISE, Fault.REUSED_KEY])
-@pytest.mark.parametrize("config", [NOISY[0], NOISY[3], NOISY[5]], ids=label)
+@pytest.mark.parametrize("config", [NOISY[0], NOISY[3], NOISY[5], NOISY[6]], ids=label)
 def test_a_broken_mechanism_is_caught(config: RunConfig, fault: Fault) -> None:
     result = play(config, fault, runs=240)
     assert result.violated

@@ -96,5 +96,5 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
 
 
 def test_an_address_is_for_ray_only(task: Task) -> None:
-    with pytest.raises(ConfigError, match=r"address=auto.*--backend ray"):
+    with pytest.raises(ConfigError, match=r"address=auto.*backend='ray'"):
         simulate(tiny_config("fedavg"), task, Speed(address="auto"))

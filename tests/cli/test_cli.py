@@ -19,7 +19,7 @@ import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.algorithms.table import ALGORITHMS, methods
 from fedrp.cli import main
-from fedrp.cli.common import FOREMOST, Command
+from fedrp.cli.common import FOREMOST, Command, as_options
 from fedrp.config import GROUPS
 from fedrp.learning.data import DATASETS
 from fedrp.learning.zoo import MODELS
@@ -30,7 +30,8 @@ from helpers import command, environment, files_up_to
 KEYS = re.findall(
     r"\w+",
     """algorithm dataset model clients rounds local_epochs parameters dim projection seed accuracy accuracy_client_mean
-    accuracy_client_min accuracy_client_max accuracy_average bytes_up bytes_down seconds seconds_per_round
+    accuracy_client_min accuracy_client_max accuracy_average bytes_up bytes_down bytes_payload_up bytes_payload_down
+    bytes_framing_up bytes_framing_down bytes_keys_up bytes_keys_down bytes_keys_per_client seconds seconds_per_round
     images_per_second peak_rss_mb history epsilon delta privacy warnings""",
 )
 OPTIONS = re.findall(
@@ -361,7 +362,7 @@ def test_resume_goes_on_and_an_existing_folder_is_refused(ask: Ask, small: list[
     assert ask("run", *small, "--out=run").code == 0
     answer = ask("run", *small, "--out=run")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
-    assert "run already holds a run: add --resume" in answer.err
+    assert "run already holds a run: go on with --resume, or give another folder, --out ...\n" in answer.err
     answer = ask("run", *small, "--out=run", "--resume", "--seed=3")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
     assert "was started with seed=0, not 3" in answer.err
@@ -396,7 +397,8 @@ def test_what_is_not_given_again_is_taken_from_the_folder(options: list[str], as
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("--rounds=3", "run was started with rounds=2, not 3: resume with the same"),
+        ("--rounds=3", "run was started with rounds=2, and its epsilon holds for these alone"),
+        ("--rounds=1", "run was started with rounds=2, not 1: resume with the same"),
         ("--algorithm=fwc", "run was started with algorithm=fedavg-dp, not fwc"),
         ("--dp-epsilon=9", "run was started with noise_multiplier="),
         ("--dataset=mnist", "run was started with dataset=npz:"),
@@ -413,13 +415,44 @@ def test_what_is_given_again_must_be_the_same(given: str, told: str, ask: Ask, s
         assert told in answer.err
 
 
+def test_a_run_without_noise_is_given_more_rounds_and_keeps_its_best_model(ask: Ask, small: list[object]) -> None:
+    assert ask("run", *small, "--algorithm=fedavg", "--keep=best", "--out=run").code == 0
+    answer = ask("run", "--out=run", "--resume", "--workers=1", "--rounds=4", "--json")
+    assert answer.code == 0, answer.err
+    result = json.loads(answer.out)
+    accuracies = [line["accuracy"] for line in result["history"]]
+    assert len(accuracies) == result["rounds"] == 4
+    assert result["accuracy"] == max(accuracies) == accuracies[result["delivered_round"] - 1]
+    assert Path("run/last.safetensors").exists()
+    refused = ask("run", *small, "--keep=worst")
+    assert (refused.code, refused.err) == (CONFIG, "fedrp: unknown keep 'worst'; known: last, best\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "x holds a run: go on with resume=True, or give out=...",
+            "x holds a run: go on with --resume, or give --out ...",
+        ),
+        ("rho=9 is too much; use rho=1.5e-3", "rho=9 is too much; use --rho 1.5e-3"),
+        ("masks: use secure_aggregation=False", "masks: use --no-secure-aggregation"),
+        ("no: use projection='gaussian', or dim=5 at most", "no: use --projection gaussian, or --dim 5 at most"),
+        ("dim=0 is not valid: expected 1", "dim=0 is not valid: expected 1"),
+        ("odd: as metrics={'a': f} or app=1.", "odd: as metrics={'a': f} or app=1."),
+    ],
+)
+def test_what_an_error_says_to_do_is_said_in_options(text: str, told: str) -> None:
+    assert as_options(text) == told
+
+
 @pytest.mark.parametrize("name", ["run", "compare"])
 def test_a_folder_without_a_run_is_not_resumed(name: str, ask: Ask, small: list[object]) -> None:
     Path("empty").mkdir()
     for folder in ("typo", "empty"):
         answer = ask(name, *small, "--resume", f"--out={folder}")
         assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
-        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct --out", answer.err)
+        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct out", answer.err)
     assert not Path("typo").exists()
     answer = ask(name, *small, "--resume")
     assert (answer.code, answer.err) == (CONFIG, "fedrp: --resume needs --out, the folder of the run to go on with\n")
@@ -432,7 +465,7 @@ def test_the_advice_of_ctrl_c_is_a_command_that_works(
     chosen = ["--algorithms=fwc,fedavg", "--out=my run"] if name == "compare" else ["--algorithm=fwc", "--out=my run"]
     options = [*small, *chosen, "--threads=2", "--data-dir=somewhere", "--seed=4"]
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_measured", interrupt)
+        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "measured", interrupt)
         answer = ask(name, *options)
     line = answer.err.removeprefix("fedrp: stopped; what is done is kept, go on with: ").strip()
     assert (answer.code, answer.err.count("\n")) == (INTERRUPTED, 1)
@@ -553,7 +586,7 @@ def test_a_comparison_remembers_what_it_was_asked_for(ask: Ask, small: list[obje
     kept = Path("both/compare.json").read_bytes()
     anew = ask("compare", *small, "--algorithms=fedavg", "--out=both")
     assert (anew.code, anew.err.count("\n")) == (CONFIG, 1)
-    assert "both already holds a comparison: add --resume" in anew.err
+    assert "both already holds a comparison: go on with --resume" in anew.err
     assert Path("both/compare.json").read_bytes() == kept
 
 

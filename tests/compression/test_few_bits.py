@@ -1,13 +1,17 @@
 """Few bits: centroids, packing, an unbiased code with errors that average out."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp import RunConfig
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.compression.coding import Halves, coding_of, place_of, within_budget
+from fedrp.algorithms.servers import SERVERS
+from fedrp.compression.coding import Halves, MaskedWords, WithExact, coding_of, place_of
 from fedrp.compression.eden import Eden
 from fedrp.compression.lloyd_max import centroids
 from fedrp.compression.packing import pack, packed_bytes, unpack
@@ -33,6 +37,9 @@ def test_centroids_are_the_published_ones(bits: int) -> None:
     found = centroids(bits)
     np.testing.assert_allclose(found[2 ** (bits - 1) :], PUBLISHED[bits], atol=5e-4)
     np.testing.assert_array_equal(found, -found[::-1])
+    digits = {1: [0.79788], 2: [0.45278, 1.51042]}.get(bits)  # sqrt(2 / pi); to five digits in the papers on EDEN
+    if digits:
+        np.testing.assert_allclose(found[2 ** (bits - 1) :], digits, atol=6e-6)
 
 
 @given(st.integers(1, 32), st.integers(0, 300), st.integers(0, 2**32))
@@ -116,10 +123,63 @@ def test_halves_are_exact_to_three_digits() -> None:
 
 @pytest.mark.parametrize(("nbytes", "expected"), [(32, (224, 1.0)), (512, (4064, 1.0)), (61_800, (61_706, 8.0))])
 def test_a_budget_buys_numbers_first_and_then_bits(nbytes: int, expected: tuple[int, float]) -> None:
-    assert within_budget(nbytes, 61_706) == expected
     config = resolved(RunConfig(algorithm="fedrp-subspace", bytes=nbytes), 61_706)
     assert (config.dim, config.bits, config.bits_down) == (*expected, expected[1])
     assert coding_of(config.dim, config.bits).nbytes <= nbytes
+
+
+MASKED = {"algorithm": "fedrp-subspace", "clients": 100, "secure_aggregation": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "nbytes", "expected"),
+    [
+        ({}, 512, (504, 1.0, 8.0)),  # 8 bits a number and two words of 32 bits; 8 down, a scale and a norm
+        ({}, 4096, (4088, 1.0, 8.0)),
+        ({"clients": 3}, 10**6, (61_706, 32.0, 32.0)),
+        ({"noise_multiplier": 1.0}, 512, (240, 16.0, 16.0)),  # 17 bits a number
+    ],
+)
+def test_a_budget_counts_what_masks_need(
+    changes: dict[str, object], nbytes: int, expected: tuple[int, float, float]
+) -> None:
+    config = resolved(RunConfig(**{**MASKED, "bytes": nbytes, **changes}), 61_706)
+    assert (config.dim, config.bits, config.bits_down) == expected
+    pipeline = Pipeline.of(config, SERVERS[config.algorithm])
+
+    def fits(dim: int) -> bool:
+        wider = Pipeline.of(dataclasses.replace(config, dim=dim), SERVERS[config.algorithm])
+        up = wider.upload_coding(wider.upload_size(61_706)).nbytes
+        return up <= nbytes and wider.aggregate_coding(wider.aggregate_size(61_706)).nbytes <= nbytes
+
+    assert fits(config.dim)
+    assert config.dim == 61_706 or not fits(config.dim + 8)
+    assert pipeline.upload_size(61_706) - pipeline.checks == pipeline.aggregate_size(61_706)
+
+
+@given(st.integers(1, 32), st.integers(0, 40), st.integers(0, 3), st.integers(0, 2**32))
+def test_masked_words_keep_the_bits_that_sums_need(width: int, few: int, whole: int, seed: int) -> None:
+    words = np.random.default_rng(seed).integers(0, 2**32, few + whole, np.uint32)
+    coding = MaskedWords(few + whole, width, whole)
+    payload = coding.encode(words, b"")
+    back = coding.decode(payload, b"")
+    assert payload.nbytes == coding.nbytes == packed_bytes(few, width) + 4 * whole
+    np.testing.assert_array_equal(back[few:], words[few:])
+    np.testing.assert_array_equal(back[:few], words[:few].astype(np.uint64) % 2**width)
+    with pytest.raises(WireError):
+        coding.decode(np.append(payload, np.uint8(0)), b"")
+
+
+def test_a_number_that_is_told_is_exact_beside_few_bits() -> None:
+    coding, vector = WithExact(Eden(100, 1), 2), np.append(heavy_tailed(100), np.float32([0.1, 7e-9]))
+    payload = coding.encode(vector, b"place")
+    assert payload.nbytes == coding.nbytes == Eden(100, 1).nbytes + 8
+    np.testing.assert_array_equal(coding.decode(payload, b"place")[100:], vector[100:])
+    payload[-4:] = np.array([np.nan], "<f4").view(np.uint8)
+    with pytest.raises(WireError, match="not finite"):
+        coding.decode(payload, b"place")
+    with pytest.raises(WireError, match="bytes"):
+        coding.decode(payload[:-1], b"place")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +187,17 @@ def test_a_budget_buys_numbers_first_and_then_bits(nbytes: int, expected: tuple[
     [
         ({"bits": 9.0}, "bits=9.0 is not valid: expected 1 to 8, 16, 32"),
         ({"bytes": 4}, "bytes=4 is not valid: a vector takes at least 5"),
-        ({"bits": 1.0, "secure_aggregation": True}, "masked uploads are words of 32 bits"),
+        ({"bits": 0.5, "secure_aggregation": True}, "bits=0.5 is not valid for masked uploads: use 1, and a smaller"),
+        (
+            {"bits": 1.0, "secure_aggregation": True, "weighting": "samples"},
+            "masked uploads of few bits: weights would",
+        ),
+        (
+            {"bytes": 99, "secure_aggregation": True, "weighting": "samples"},
+            "masked uploads of few bits: weights would",
+        ),
+        ({"bytes": 9, "secure_aggregation": True, "clients": 500}, "a vector takes at least 10"),
+        ({"bytes": 99, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
         ({"bits": 1.0, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
     ],
 )

@@ -116,6 +116,7 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "secure_aggregation": (True, {}),
     "secure_range": (0.01, {"secure_aggregation": True}),
     "sealing": ("hybrid", {}),
+    "key_epoch": (2, {}),
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrp import RunConfig, mechanisms
-from fedrp.algorithms.client_side import own_normals
+from fedrp.algorithms.client_side import own_normals, own_words
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.server_side import ServerSide, full_vector, mean_only
 from fedrp.algorithms.servers import SERVERS
@@ -24,6 +24,7 @@ from fedrp.mechanisms.clip import Clip
 from fedrp.mechanisms.difference import Difference
 from fedrp.mechanisms.fixed_point import FixedPoint
 from fedrp.mechanisms.noise import Noise, grid_step
+from fedrp.mechanisms.shared_grid import SharedGrid
 
 CLIENTS, SIZE, C = 12, 50, 0.7
 KEY = SecretKey(bytes(range(32)))
@@ -55,6 +56,10 @@ def fixed_point_after_noise(**changes: object) -> Mechanism:
     return FixedPoint(config, (clip, Noise(config, clip)))
 
 
+def shared_grid_of(bits: float = 1.0, differences: bool = False, **changes: object) -> SharedGrid:
+    return SharedGrid(config_of(secure_aggregation=True, noise_multiplier=0.0, bits=bits, **changes), differences)
+
+
 ADAPTIVE = {"clip_quantile": 0.5}
 EVERY: dict[str, Mechanism] = {
     "clip": clip_of(),
@@ -66,13 +71,16 @@ EVERY: dict[str, Mechanism] = {
     "difference": Difference(),
     "fixed point": fixed_point_of(),
     "fixed point after noise": fixed_point_after_noise(),
+    "shared grid": shared_grid_of(),
+    "shared grid of differences": shared_grid_of(4.0, differences=True),
 }
 over_every_mechanism = pytest.mark.parametrize("mechanism", EVERY.values(), ids=EVERY)
 
 
 def context_of(number: int = 0, previous: np.ndarray | None = None) -> AtClient:
-    normals = own_normals(KEY.derive(f"client {number}"))
-    return AtClient(previous, CLIENTS, normals, warn=lambda _text: None, cohort=CALL)
+    own = KEY.derive(f"client {number}")
+    normals, words = own_normals(lambda: own), own_words(lambda: own)
+    return AtClient(previous, CLIENTS, normals, words, warn=lambda _text: None, cohort=CALL)
 
 
 def updates(count: int = CLIENTS, scale: float = 0.05) -> list[np.ndarray]:

@@ -27,7 +27,7 @@ from fedrp.flower.messages import FINISH, ROUND, answer, packet_of
 from fedrp.flower.server_app import server_app
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from fedrp.testing.local import LocalGrid, run_locally
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
 from helpers import TinyNet, mounted, tiny_config

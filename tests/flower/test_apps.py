@@ -29,7 +29,8 @@ from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import delivering_client, seeded_coins
+from fedrp.simulation.measures import delivering_client
+from fedrp.simulation.simulate import seeded_coins
 from fedrp.storage.server import ServerFolder
 from fedrp.testing.local import local_run
 from fedrp.testing.relay import Relay
@@ -62,6 +63,27 @@ def test_same_config_and_seed_give_the_same_model(
             assert run.status(client)["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
     assert run.store()["finished"]
     assert run.store()["missing"] == []
+
+
+def largest(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
+    return outputs.max()
+
+
+def test_a_site_is_told_all_metrics_of_its_model(tmp_path: Path) -> None:
+    def load(context: ClientContext) -> LocalTask:
+        return dataclasses.replace(tiny_load(context), metrics={"largest": largest})
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), load)
+    run.run()
+    result = simulate(run.config, dataclasses.replace(tiny_task(), metrics={"largest": largest}))
+    for client in range(4):
+        status = run.status(client)
+        assert status["largest"] == pytest.approx(result.metrics["largest"], abs=1e-4)
+        assert status["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
+        assert status["loss"] == pytest.approx(result.loss, abs=1e-4)
+    for name in status.keys() - {"largest"}:  # which a metric must not write over
+        with pytest.raises(ConfigError, match=f"'{name}' is no name for a metric"):
+            LocalTask(TinyNet, ([[0.0]], [0]), metrics={name: largest})
 
 
 def test_all_sites_deliver_the_same_frozen_parts_as_the_simulator(tmp_path: Path) -> None:

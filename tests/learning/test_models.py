@@ -57,20 +57,6 @@ def test_a_bound_module_lives_in_its_row_without_a_copy() -> None:
     assert not rows[2].any()
 
 
-def test_gradients_land_in_the_bound_row() -> None:
-    module = TinyNet()
-    layout = layout_of(module)
-    x = torch.ones(2, 6)
-    weights, gradients = torch.randn(layout.size), torch.zeros(2, layout.size)
-    layout.bind(module, weights, gradients[1])
-    module(x).square().sum().backward()
-    free = load_vector(TinyNet(), weights.numpy())
-    free(x).square().sum().backward()
-    expected = torch.cat([parameter.grad.reshape(-1) for parameter in free.parameters()])
-    assert torch.equal(gradients[1], expected)
-    assert not gradients[0].any()
-
-
 def test_flatten_gives_a_copy() -> None:
     module = TinyNet()
     vector = layout_of(module).flatten(module)

@@ -11,6 +11,7 @@ import pytest
 
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.crypto.roster import Entry, Roster
+from fedrp.crypto.schedule import round_key
 from fedrp.crypto.sealing import Identity, Place, seal_to_all, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
@@ -116,7 +117,7 @@ def test_an_envelope_of_another_round_does_not_open(caplog: pytest.LogCaptureFix
     old = run.open()
     run.close(run.deliver(old))
     stale = wire.messages_of(wire.decode(old[1]), Kind.SEALED)[-1]
-    assert stale.round == 1
+    assert stale.round == 0
     packet = altered(run.open()[1], Kind.SEALED, payload=stale.payload)
     complained(run, 1, packet, 2, caplog, "not signed by client 1 for this place")
 
@@ -144,14 +145,14 @@ def test_a_key_that_the_server_dealt_itself_is_refused(name: str, caplog: pytest
     packet = run.open()[1]
     mallory = Identity(SecretKey(b"the server's own secret".ljust(32)), "client-0")
     for dealer in range(4):
-        place = Place(run.run, 1, dealer, 1, run.bench.tag, run.roster.digest, "x25519")
+        place = Place(run.run, 0, dealer, 1, run.bench.tag, run.roster.digest, "x25519")
         envelopes = seal_to_all(SecretKey(bytes(32)), mallory, run.roster.keys, place)
         own = wire.raw(split(envelopes, ENVELOPE_BYTES["x25519"], 4, "envelopes")[1])
         forged = [
-            dataclasses.replace(m, payload=own, sender=dealer) if (m.kind, m.round) == (Kind.SEALED, 1) else m
+            dataclasses.replace(m, payload=own, sender=dealer) if m.kind is Kind.SEALED else m
             for m in wire.decode(packet)
         ]
-        complained(run, 1, wire.encode(forged), 1, caplog, f"not signed by client {dealer}")
+        complained(run, 1, wire.encode(forged), 0, caplog, f"not signed by client {dealer}")
 
 
 def test_a_deal_for_a_roster_with_a_swapped_or_an_added_key_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,14 +163,11 @@ def test_a_deal_for_a_roster_with_a_swapped_or_an_added_key_is_refused(caplog: p
     stranger = Entry("client-3", mallory.public)
     for members in ((*run.roster.entries[:3], stranger), (*run.roster.entries, stranger._replace(name="more"))):
         other = Roster(members)
-        place = Place(run.run, 1, 0, 1, run.bench.tag, other.digest, "x25519")
+        place = Place(run.run, 0, 0, 1, run.bench.tag, other.digest, "x25519")
         envelopes = seal_to_all(SecretKey(bytes(32)), run.sites[0].identity, other.keys, place)
         payload = wire.raw(envelopes[ENVELOPE_BYTES["x25519"] :][: ENVELOPE_BYTES["x25519"]])
-        forged = [
-            dataclasses.replace(m, payload=payload) if (m.kind, m.round) == (Kind.SEALED, 1) else m
-            for m in wire.decode(packet)
-        ]
-        complained(run, 1, wire.encode(forged), 1, caplog, "another recipient, round, run, roster")
+        forged = [dataclasses.replace(m, payload=payload) if m.kind is Kind.SEALED else m for m in wire.decode(packet)]
+        complained(run, 1, wire.encode(forged), 0, caplog, "another recipient, round, run, roster")
 
 
 def test_a_client_with_another_roster_is_not_welcome() -> None:
@@ -183,19 +181,17 @@ def test_a_client_with_another_roster_is_not_welcome() -> None:
 def test_a_second_key_for_a_round_is_refused_before_and_after_it_was_used(name: str) -> None:
     """Even one that its dealer signed: say, because the server asked two clients to deal."""
     run = Federation(tiny_config(name))
+    run.round()
     packet = run.open()[1]
-    request = Message(Kind.DEAL_REQUEST, run.bench.context, 1, wire.SERVER, wire.EMPTY)
+    request = Message(Kind.DEAL_REQUEST, run.bench.context, 2, wire.SERVER, wire.EMPTY)
     deal = only(run.answer(2, wire.encode([request])), Kind.DEAL).payload.tobytes()
     size = ENVELOPE_BYTES["x25519"]
     own = wire.raw(deal[size : 2 * size])
-    again = [
-        dataclasses.replace(m, payload=own, sender=2) if (m.kind, m.round) == (Kind.SEALED, 1) else m
-        for m in wire.decode(packet)
-    ]
+    again = [dataclasses.replace(m, payload=own, sender=2) if m.kind is Kind.SEALED else m for m in wire.decode(packet)]
     run.answer(1, packet)
-    refused(run, 1, wire.encode(again), ProtocolError, "another key for round 1")
-    rebuild = Message(Kind.REBUILD, run.bench.context, 1, wire.SERVER, wire.EMPTY)
-    refused(run, 1, wire.encode([rebuild, *again]), ProtocolError, "another key for round 1")
+    refused(run, 1, wire.encode(again), ProtocolError, "another key for round 2")
+    rebuild = Message(Kind.REBUILD, run.bench.context, 2, wire.SERVER, wire.EMPTY)
+    refused(run, 1, wire.encode([rebuild, *again]), ProtocolError, "another key for round 2")
 
 
 def test_a_client_that_is_told_to_rebuild_does_not_forget_which_rounds_it_did() -> None:
@@ -354,10 +350,10 @@ def test_only_the_chosen_dealer_deals_and_only_the_next_key() -> None:
     replies = run.deliver(run.open())
     dealer = next(c for c, reply in replies.items() if wire.messages_of(wire.decode(reply), Kind.DEAL))
     rogue = next(c for c in replies if c != dealer)
-    forged = [dataclasses.replace(only(replies[dealer], Kind.DEAL), sender=rogue, round=r) for r in (1, 2, 3)]
-    before = run.server.dealt[1]
+    forged = [dataclasses.replace(only(replies[dealer], Kind.DEAL), sender=rogue, round=r) for r in (0, 2, 3)]
+    before = run.server.dealt[0]
     run.close({**replies, rogue: replies[rogue] + wire.encode(forged)})
-    assert run.server.dealt[1] == before
+    assert run.server.dealt[0] == before
     assert run.server.dealt[2].dealer == dealer
     assert 3 not in run.server.dealt
 
@@ -367,7 +363,7 @@ def test_if_dealers_do_not_answer_the_next_in_the_roster_is_asked() -> None:
     new = new_server(run.config, run.run, run.config.dim)
     assert [list(server_side.request_key(new, attempt)) for attempt in range(5)] == [[0], [1], [2], [3], [0]]
     new = server_side.take_keys(new, run.read({2: run.answer(2, server_side.request_key(new, 2)[2])}))
-    assert {round_: dealt.dealer for round_, dealt in new.dealt.items()} == {0: 2, 1: 2}
+    assert {round_: dealt.dealer for round_, dealt in new.dealt.items()} == {0: 2}
     assert server_side.request_key(new, 3) == {}
 
 
@@ -595,11 +591,11 @@ def test_the_relayed_envelopes_do_hold_the_keys(name: str) -> None:
     run = Federation(tiny_config(name))
     run.open()
     for client, site in run.sites.items():
-        for round_ in (0, 1):
-            dealer, envelopes = run.server.dealt[round_]
-            place = Place(run.run, round_, dealer, client, run.bench.tag, run.roster.digest, "x25519")
-            verify(envelopes[client], run.roster.keys[dealer], place)
-            assert site.identity.open(envelopes[client], place) == round_keys(run.config)[round_]
+        dealer, envelopes = run.server.dealt[0]
+        place = Place(run.run, 0, dealer, client, run.bench.tag, run.roster.digest, "x25519")
+        verify(envelopes[client], run.roster.keys[dealer], place)
+        secret = site.identity.open(envelopes[client], place)
+        assert [round_key(secret, 0, secret, round_) for round_ in (0, 1)] == round_keys(run.config)[:2]
 
 
 @pytest.mark.parametrize("name", SECRET)

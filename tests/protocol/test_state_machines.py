@@ -22,9 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.crypto.sizes import ENVELOPE_BYTES, split
 from fedrp.errors import FedRPError, QuorumError
+from fedrp.mechanisms import quorum
 from fedrp.protocol import client as client_side
-from fedrp.protocol import quorum, wire
 from fedrp.protocol import server as server_side
+from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client
 from fedrp.protocol.tally import Tally, outstanding, take_correction, take_upload
 from fedrp.protocol.wire import Kind, Message
@@ -42,18 +43,22 @@ EVERYONE = tuple(range(CLIENTS))
 class Case(NamedTuple):
     algorithm: str
     masked: bool
+    bits: float = 32.0
 
 
 # One of each kind of memory: the last aggregate, state of one's own, the history of all rounds and keys.
 CASES = [Case(name, masked) for name in ("fedavg-dp", "fedadmm", "fedrp-subspace") for masked in (True, False)]
+CASES.append(Case("fedrp-subspace", True, bits=1.0))
 MASKED = [case for case in CASES if case.masked]
 
 
 @functools.lru_cache(maxsize=len(CASES))
 def set_up(case: Case) -> Federation:
     """A federation before its first round."""
-    masks = {"secure_aggregation": True} if case.masked else {}
-    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, **masks)
+    more: dict[str, Any] = {"secure_aggregation": True} if case.masked else {}
+    if case.algorithm == "fedrp-subspace":
+        more |= {"key_epoch": 2}  # both rounds that begin an epoch, and others
+    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, bits=case.bits, **more)
     run = Federation(config, tiny_task(3 * CLIENTS))
     for client, site in run.sites.items():
         entropy = DeployedNoise(SimulatedEntropy(RunSeed(config.seed), client), site.identity)
@@ -144,7 +149,7 @@ class Story(NamedTuple):
     round: int  # 0 stands for the next one
     cohort: tuple[int, ...]
     outcomes: tuple[str, ...]  # of rounds 1, 2, ...: one of two aggregates, or "void"
-    dealers: tuple[int, ...]  # whose key of rounds 0, 1, 2, ...
+    dealers: tuple[int | None, ...]  # whose secret for rounds 0, 1, 2, ... if any
     rebuild: bool = False
 
 
@@ -156,7 +161,7 @@ stories = st.builds(
     rounds,
     st.sampled_from(COHORTS),
     st.tuples(*[st.sampled_from(OUTCOMES)] * (ROUNDS - 1)),
-    st.tuples(*[st.sampled_from((0, 0, 0, 0, 1))] * (ROUNDS + 1)),
+    st.tuples(st.sampled_from((0, 0, 0, 0, 1)), *[st.sampled_from((0, 0, None, 0, 1))] * ROUNDS),
     st.sampled_from((False, False, False, True)),
 )
 changes = st.sampled_from(("round", "cohort", "outcomes", "dealers", "rebuild"))
@@ -225,7 +230,7 @@ class LyingServer(Parties):
                 message(self.run, Kind.SEALED, round_, wire.raw(self.envelopes[dealer, round_][client])), sender=dealer
             )
             for round_, dealer in enumerate(story.dealers[: story.round + 1])
-            if self.envelopes
+            if self.envelopes and dealer is not None
         ]
         cohort = Cohort(story.cohort, (1,) * len(story.cohort)).payload() if self.case.masked else wire.EMPTY
         call = message(self.run, Kind.ROUND, story.round, cohort, len(story.cohort))
@@ -526,7 +531,7 @@ def unwritten(field: str) -> Callable[[pytest.MonkeyPatch, str], None]:
     return broken
 
 
-DP, ADMM, SUBSPACE = MASKED
+DP, ADMM, SUBSPACE, _FEW_BITS = MASKED
 TWO_UPLOADS, TWO_ANSWERS = "two uploads of client|counts 2 rounds", "two answers of client"
 BROKEN = [
     (LyingServer, ADMM, "extended", constant_transcript, "sums clients that were told different things"),

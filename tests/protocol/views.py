@@ -17,6 +17,7 @@ import pytest
 
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Upload
 from fedrp.algorithms.table import ALGORITHMS
+from fedrp.compression.coding import MaskedWords
 from fedrp.config import RunConfig
 from fedrp.crypto.masks import Masker
 from fedrp.crypto.sealing import Identity
@@ -202,8 +203,9 @@ class View:
         if not sent or any(words is None for words in plain):
             return []
         factors = _factors(len(sent) + len(helped))
-        seen = np.stack([m.payload.view(np.uint32) for m in (*sent.values(), *helped)])
-        truth = np.stack([*plain, *(np.zeros_like(plain[0]) for _ in helped)])
+        width, none = next(iter(sent.values())).width, np.zeros_like(plain[0])
+        seen = np.stack([_lifted(_words(m, none.size), width) for m in (*sent.values(), *helped)])
+        truth = np.stack([_lifted(words, width) for words in (*plain, *[none] * len(helped))])
         rest = seen - truth  # what is left of a combination is nothing where all masks cancel
         found = factors[~(factors.astype(np.uint32) @ rest[:, :2]).any(axis=1)]
         found = found[~(found.astype(np.uint32) @ rest).any(axis=1)]
@@ -214,6 +216,22 @@ class View:
                 chosen = tuple(c for c, factor in zip(clients, row, strict=True) if factor)
                 supports.setdefault(chosen, Known(chosen, tuple(int(factor) for factor in row if factor)))
         return [k for c, k in supports.items() if not any(set(other) < set(c) for other in supports)]
+
+
+_WHOLE = 2  # words of 32 bits after those of few
+
+
+def _words(message: wire.Message, count: int) -> Words:
+    if not message.width:
+        return message.payload.view(np.uint32)
+    return MaskedWords(count, message.width, _WHOLE).decode(message.payload, b"")
+
+
+def _lifted(words: Words, width: int) -> Words:
+    """Words of few bits times a power of two, so that sums modulo 2^32 tell those modulo 2^width."""
+    if not width:
+        return words
+    return np.concatenate([words[:-_WHOLE] << np.uint32(32 - width), words[-_WHOLE:]])
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from fedrp import RunConfig, Task, simulate
-from fedrp.algorithms.client_side import own_normals
+from fedrp.algorithms.client_side import own_normals, own_words
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config import Resolved
+from fedrp.crypto.schedule import round_key
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
@@ -63,10 +64,12 @@ def tiny_task(examples: int = 80) -> Task:
 
 
 def tiny_config(algorithm: str = "fedrp", /, **changes: object) -> RunConfig:
-    """Few clients and rounds. Privacy, where it is not asked for otherwise, costs no calibration."""
+    """Few clients and rounds, a secret dealt for each. Privacy, unless asked for otherwise, costs no calibration."""
     base = RunConfig(algorithm=algorithm, clients=4, rounds=3, batch_size=8, dim=12, lr=0.05, grad_clip=0.0)
     if algorithm == "fedavg-dp":
         changes = {"noise_multiplier": 0.5, "clip": 1.0, **changes}
+    if algorithm in ALGORITHMS and ALGORITHMS[algorithm].server.round_keys:
+        changes = {"key_epoch": 1, **changes}
     return dataclasses.replace(base, **changes)
 
 
@@ -74,7 +77,7 @@ def clipped_and_noised(
     config: Resolved, update: np.ndarray, noise: SecretKey, participants: int, previous: np.ndarray | None = None
 ) -> np.ndarray:
     """An update as the mechanisms of its algorithm leave it, before masks."""
-    context = AtClient(previous, participants, own_normals(noise), warn=pytest.fail)
+    context = AtClient(previous, participants, own_normals(lambda: noise), own_words(lambda: noise), warn=pytest.fail)
     for mechanism in ALGORITHMS[config.algorithm].server.mechanisms(config):
         update = mechanism.client(update, context)
     return update
@@ -88,9 +91,12 @@ def client_batches(config: RunConfig, round_: int, client: int, size: int) -> li
 
 
 def round_keys(config: RunConfig) -> list[SecretKey]:
-    """The round keys of a simulation with full participation: dealers take turns, the first client deals two."""
-    dealers = [0, *(round_ % config.clients for round_ in range(config.rounds))]
-    return [SimulatedEntropy(RunSeed(config.seed), d).secret("round-key", r) for r, d in enumerate(dealers)]
+    """The round keys of a simulation with full participation: dealers take turns."""
+    epochs = range(config.key_epoch + 1, config.rounds + 1, config.key_epoch)  # whose secrets are dealt a round before
+    dealers = {0: 0} | {first: (first - 1) % config.clients for first in epochs}
+    secrets = {r: SimulatedEntropy(RunSeed(config.seed), d).secret("epoch", r) for r, d in dealers.items()}
+    firsts = [max(first for first in secrets if first <= round_) for round_ in range(config.rounds + 1)]
+    return [round_key(secrets[0], first, secrets[first], round_) for round_, first in enumerate(firsts)]
 
 
 def tallied(server: Server, replies: Mapping[int, bytes]) -> Tally:

@@ -27,7 +27,8 @@ RUN = bytes(range(16))
 NAMES = ["north", "south", "east", "west"]
 SECRETS = [sha256(f"identity of {name}".encode()).digest() for name in NAMES]
 MASK_SECRETS = [sha256(f"mask secret of {name}".encode()).digest() for name in NAMES]
-ROUND_KEYS = [sha256(f"key of round {round_}".encode()).digest() for round_ in range(4)]
+EPOCHS = {first: sha256(f"secret dealt for round {first}".encode()).digest() for first in (0, 3)}
+ROUND_KEYS = [oracle.round_key(EPOCHS, round_) for round_ in range(5)]
 SIGN = 2 << 8 | 1  # the projection `sign`, version 1
 AGGREGATES = [[0.5, -1.25, 3.0, 0.0], [0.0, 1e-3, -7.5, 2.0**-20], [1.0, 1.0, 1.0, 1.0]]
 SERVER = 2**24 - 1
@@ -66,14 +67,14 @@ def envelopes():
     for sealing in ("x25519", "hybrid"):
         where = oracle.place(RUN, 3, 1, 2, SIGN, ROSTER, sealing.encode())
         case = {"sealing": sealing, "run": RUN, "round": 3, "dealer": 1, "recipient": 2, "projection": SIGN}
-        case |= {"roster": ROSTER, "place": where, "round_key": ROUND_KEYS[3]}
+        case |= {"roster": ROSTER, "place": where, "secret": EPOCHS[3]}
         if sealing == "x25519":
             ephemeral = X25519PrivateKey.from_private_bytes(sha256(b"ephemeral").digest())
-            made = oracle.seal(ROUND_KEYS[3], dealer.ed25519, oracle.public(recipient.x25519), ephemeral, where)
+            made = oracle.seal(EPOCHS[3], dealer.ed25519, oracle.public(recipient.x25519), ephemeral, where)
         else:
             made = kept_envelope(dealer, recipient, where)
-        if oracle.opened(made, oracle.public(dealer.ed25519), recipient, where) != ROUND_KEYS[3]:
-            raise SystemExit(f"the {sealing} envelope does not hold the round key")
+        if oracle.opened(made, oracle.public(dealer.ed25519), recipient, where) != EPOCHS[3]:
+            raise SystemExit(f"the {sealing} envelope does not hold the secret")
         cases.append({**case, "envelope": made})
     return cases
 
@@ -92,8 +93,14 @@ def kept_envelope(dealer, recipient, where):
     lattice = MLKEM768PublicKey.from_public_bytes(keys[:1184])
     target = MLKEM768X25519PublicKey(lattice, X25519PublicKey.from_public_bytes(keys[1184:]))
     suite = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
-    sealed = suite.encrypt(ROUND_KEYS[3], target, where)
+    sealed = suite.encrypt(EPOCHS[3], target, where)
     return sealed + dealer.ed25519.sign(where + sealed)
+
+
+def round_keys():
+    """Epochs that begin with the set-up and with round 3."""
+    secrets = [{"first": first, "secret": secret} for first, secret in EPOCHS.items()]
+    return [{"secrets": secrets, "round_keys": ROUND_KEYS}]
 
 
 def mask_keys():
@@ -115,7 +122,7 @@ SETTINGS = {
     "seed": 2**62, "clip": 0.3, "noise_multiplier": 1.2345678901, "dp_epsilon": None, "dp_delta": 1e-05,
     "dp_noise": "shared",
     "clip_quantile": None, "ball": None, "sensitivity": None, "norm_floor": None, "secure_aggregation": True,
-    "secure_range": 64.0, "sealing": "x25519",
+    "secure_range": 64.0, "key_epoch": 64, "sealing": "x25519",
 }  # fmt: skip
 
 
@@ -182,6 +189,23 @@ def masks():
                 "mask_of_0_and_1": list(oracle.mask(scene, everyone[0], everyone[1], 5, b"upload")),
                 "uploads": uploads, "mean": oracle.mean(total, step, sum(weights)),
                 "left_out": left_out, "corrections": corrections, "mean_of_the_rest": oracle.mean(summed, step, 5),
+            }
+        )  # fmt: skip
+    return cases
+
+
+def levels():
+    """Three clients of a run with up to five; before there is a common norm, and after. Few and many bits; m = 6, 8."""
+    cases, most = [], 64.0
+    for bits, size, norm in ((1, 6, None), (1, 8, 1.75), (4, 6, 1.75)):
+        vectors = [[((37 * i + 11 * c * c + 5) % 23 - 11) / 16 for i in range(size)] for c in range(3)]
+        width = bits + 3
+        steps = (2**width - 1) // 3
+        words = [oracle.levels(v, norm, most, steps, 3, MASK_SECRETS[c]) for c, v in enumerate(vectors)]
+        cases.append(
+            {
+                "bits": bits, "most_clients": 5, "secure_range": most, "norm": norm, "noise_keys": MASK_SECRETS[:3],
+                "vectors": vectors, "width": width, "words": words, "payload": oracle.packed(words[0], width, 2),
             }
         )  # fmt: skip
     return cases
@@ -263,10 +287,12 @@ def sections():
         "identities": identities(),
         "roster": [{"digest": ROSTER}],
         "envelopes": envelopes(),
+        "round_keys": round_keys(),
         "mask_keys": mask_keys(),
         "settings": settings(),
         "transcripts": transcripts(),
         "masks": masks(),
+        "levels": levels(),
         "model_marks": model_marks(),
         "initial_models": initial_models(),
         "noise": noise(),

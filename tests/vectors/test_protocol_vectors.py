@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -10,19 +11,26 @@ import numpy as np
 import pytest
 
 import make_protocol_vectors as maker
+from fedrp.algorithms.client_side import own_normals, own_words
+from fedrp.algorithms.pipeline import Pipeline
+from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import Resolved, RunConfig
 from fedrp.config.toml import settings_digest
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.roster import Entry, Roster
+from fedrp.crypto.schedule import round_key
 from fedrp.crypto.sealing import Identity, MaskKey, Place, mask_key_of, proves, signed_mask_key, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.initial import drawn_initial, initial_laws
+from fedrp.mechanisms.base import AtClient
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire
@@ -97,7 +105,7 @@ def test_an_envelope_verifies_and_opens_in_its_place_alone(case):
     assert place.encoded().hex() == case["place"]
     envelope, everyone = raw(case["envelope"]), identities()
     verify(envelope, everyone[1].public, place)
-    assert everyone[2].open(envelope, place) == secret(case["round_key"])
+    assert everyone[2].open(envelope, place) == secret(case["secret"])
     elsewhere = place._replace(round=4)
     with pytest.raises(ProtocolError):
         verify(envelope, everyone[1].public, elsewhere)
@@ -105,6 +113,14 @@ def test_an_envelope_verifies_and_opens_in_its_place_alone(case):
         everyone[2].open(envelope, elsewhere)
     with pytest.raises(ProtocolError):
         everyone[3].open(envelope, place)
+
+
+@every("round_keys")
+def test_round_keys_come_from_the_secrets_of_the_set_up_and_of_their_epoch(case):
+    secrets = {dealt["first"]: secret(dealt["secret"]) for dealt in case["secrets"]}
+    for round_, expected in enumerate(case["round_keys"]):
+        first = covering(secrets, round_)
+        assert round_key(secrets[0], first, secrets[first], round_) == secret(expected)
 
 
 @every("mask_keys")
@@ -170,6 +186,32 @@ def test_the_mask_of_a_pair_is_what_one_adds_and_the_other_subtracts(case):
     added, subtracted = (m._added(np.zeros(5, np.uint32), (o.client,), b"upload") for m, o in ((one, two), (two, one)))
     assert added.tolist() == case["mask_of_0_and_1"]
     assert not (added + subtracted).any()
+
+
+@every("levels")
+def test_words_of_few_bits_their_payload_and_their_mean(case):
+    vectors, cohort = [floats(vector) for vector in case["vectors"]], Cohort((0, 1, 2), (1, 1, 1))
+    size, most = vectors[0].size, float.fromhex(case["secure_range"])
+    given = {"algorithm": "fedrp-subspace", "clients": case["most_clients"], "dim": size, "bits": float(case["bits"])}
+    config = resolved(RunConfig(**given, secure_aggregation=True, secure_range=most), 99)
+    pipeline = Pipeline.of(config, SERVERS["fedrp-subspace"])
+    norm = None if case["norm"] is None else float.fromhex(case["norm"])
+    previous = None if norm is None else np.array([*[0.0] * size, norm], np.float32)
+    coding, sent = pipeline.upload_coding(pipeline.upload_size(99)), []
+    for key, vector in zip(case["noise_keys"], vectors, strict=True):
+        noise = functools.partial(secret, key)
+        context = AtClient(previous, 3, own_normals(noise), own_words(noise), lambda _text: None, cohort)
+        sent.append(pipeline.sent(vector.astype(np.float32), context))
+    assert [words.tolist() for words in sent] == case["words"]
+    assert (coding.width, coding.encode(sent[0], b"").tobytes().hex()) == (case["width"], case["payload"])
+    total = np.sum(sent, axis=0, dtype=np.uint32)
+    mean = pipeline.aggregate([] if previous is None else [previous], total, 3.0, cohort)
+    told = np.mean([np.linalg.norm(vector) for vector in vectors])
+    assert mean[-1] == pytest.approx(told, rel=1e-5)
+    steps = (2 ** case["width"] - 1) // 3
+    bound = (2 + np.log2(steps) / 3) * (told if norm is None else norm) / np.sqrt(size)
+    there = bound * (2 * np.sum(case["words"], axis=0)[:size] / steps - 3) / 3
+    np.testing.assert_allclose(maker.oracle.spread(mean[:-1].tolist(), b"masked"), there, atol=1e-5)
 
 
 @every("model_marks")
@@ -249,12 +291,13 @@ def table(heading):
 
 
 def labels_of_the_code():
-    """What is hashed, expanded or signed under: arguments of `derive`, and byte strings that end with a bar."""
+    """What is hashed, expanded or signed under: labels of `derive` and `mixed`, byte strings that end with a bar."""
     found = set()
     for path in (path for path in SOURCE.rglob("*.py") if "testing" not in path.parts):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "derive":
-                (argument,) = node.args
+            called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+            if called in ("derive", "mixed"):
+                argument = node.args[-1]
                 if isinstance(argument, ast.Constant):
                     found.add(argument.value)
                 elif isinstance(argument, ast.JoinedStr):

@@ -10,10 +10,10 @@ import torch
 from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
 from fedrp.learning.objective import Objective, Stack
-from fedrp.mechanisms.base import Normals, Purpose
+from fedrp.mechanisms.base import Normals, OwnWords, Purpose
 from fedrp.projection.families import Projection
 from fedrp.projection.rotation import Rotation
-from fedrp.types import NO_FINGERPRINT, Precise, Vector
+from fedrp.types import NO_FINGERPRINT, Precise, Vector, Words
 
 NOTHING: Vector = np.zeros(0, np.float32)
 _CPU = torch.device("cpu")
@@ -68,14 +68,23 @@ class ClientSide:
     finish: Callable[[Local, Participant], ClientState]  # what is delivered after the last round
 
 
-def own_normals(noise: SecretKey) -> Normals:
+def own_normals(noise: Callable[[], SecretKey]) -> Normals:
     """A client's own normals of one round, from its secret of that round."""
-    keys = {"update": noise.derive("update"), "vote": noise.derive("vote")}
 
     def normals(purpose: Purpose, count: int, start: int) -> Precise:
-        return keys[purpose].fine_normals(count, start)
+        key = noise().derive("update") if purpose == "update" else noise().derive("vote")
+        return key.fine_normals(count, start)
 
     return normals
+
+
+def own_words(noise: Callable[[], SecretKey]) -> OwnWords:
+    """A client's own uniform words of one round, from its secret of that round."""
+
+    def words(count: int, start: int) -> Words:
+        return noise().derive("rounding").keystream(4 * count, 4 * start).view("<u4")
+
+    return words
 
 
 def stacked(vectors: Sequence[Vector]) -> Stack:

@@ -74,7 +74,7 @@ class Outlook:
             return ""
         if self.signal_to_noise < _WEAK_RATIO:
             return "; more clients, a larger epsilon or a smaller model would help"
-        return f"; a {'smaller' if self.drift > _WEAK_DRIFT * (self.start or 0.0) else 'larger'} --clip would help"
+        return f"; a {'smaller' if self.drift > _WEAK_DRIFT * (self.start or 0.0) else 'larger'} clip would help"
 
 
 def outlook_of(config: Resolved, parameters: int, start: float | None = None) -> Outlook | None:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrp.algorithms.server_side import ServerSide
-from fedrp.compression.coding import HALF, Coding, Plain, coding_of
+from fedrp.compression.coding import FULL, HALF, Coding, MaskedWords, Plain, WithExact, coding_of
+from fedrp.compression.grid import WORD_BITS
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
+from fedrp.mechanisms.difference import Difference
 from fedrp.mechanisms.fixed_point import FixedPoint
+from fedrp.mechanisms.shared_grid import SharedGrid
 from fedrp.types import Vector
 
 
@@ -30,8 +33,7 @@ class Pipeline:
     def of(cls, config: Resolved, algorithm: ServerSide) -> "Pipeline":
         """The mechanisms that the algorithm names, and under masks whole numbers after them."""
         named = algorithm.mechanisms(config)
-        masks = (FixedPoint(config, named),) if config.secure_aggregation else ()
-        return cls(config, algorithm, (*named, *masks))
+        return cls(config, algorithm, (*named, *_for_masks(config, named)))
 
     def upload_size(self, parameters: int) -> int:
         """How many numbers a client sends, for so many parameters."""
@@ -46,11 +48,15 @@ class Pipeline:
 
     def upload_coding(self, size: int) -> Coding:
         """How an upload of so many numbers is written."""
-        return Plain(size, "<u4") if self.config.secure_aggregation else coding_of(size, self.config.bits)
+        if not self.config.secure_aggregation:
+            return coding_of(size, self.config.bits)
+        width, whole = self.mechanisms[-1].width, self._told + self.checks
+        return MaskedWords(size, width, whole) if width < WORD_BITS else Plain(size, "<u4")
 
     def aggregate_coding(self, size: int) -> Coding:
         """How an aggregate of so many numbers is written."""
-        return coding_of(size, self.config.bits_down)
+        bits, told = self.config.bits_down, self._told
+        return WithExact(coding_of(size - told, bits), told) if told and bits < FULL else coding_of(size, bits)
 
     def sent(self, update: Vector, context: AtClient) -> Numbers:
         """What a client sends of its update: words where a mechanism makes some, float32 otherwise."""
@@ -69,12 +75,14 @@ class Pipeline:
     ) -> Vector:
         """The next aggregate, from the last two, latest first, and the mean of the uploads (of words: the sum)."""
         context = AtServer(past[0] if past else None, weight, self.divisor or weight, cohort)
+        told: list[Vector] = []  # the first mechanism's last, as they are undone from the last
         for mechanism in reversed(self.mechanisms):
             numbers = mechanism.server(numbers, context)
-        update = self.update_of(numbers)
-        made = self.algorithm.aggregate(self.config, [self.update_of(vector) for vector in past], update, weight)
-        told = numbers[update.size :]
-        return np.concatenate([made, told]) if told.size else made
+            if mechanism.told:
+                numbers, last = np.split(numbers, [-mechanism.told])
+                told.insert(0, last)
+        made = self.algorithm.aggregate(self.config, [self.update_of(vector) for vector in past], numbers, weight)
+        return np.concatenate([made, *told]) if told else made
 
     def update_of(self, aggregate: Vector) -> Vector:
         """An aggregate without what mechanisms have added for themselves: what the algorithm made."""
@@ -90,8 +98,22 @@ class Pipeline:
         return _quantised(self.algorithm.reach(self.config, round_, reach), self.config.bits_down)
 
     @property
+    def checks(self) -> int:
+        """How many numbers an upload has more than an aggregate."""
+        return sum(mechanism.checks for mechanism in self.mechanisms)
+
+    @property
     def _told(self) -> int:
         return sum(mechanism.told for mechanism in self.mechanisms)
+
+
+def _for_masks(config: Resolved, named: tuple[Mechanism, ...]) -> tuple[Mechanism, ...]:
+    """What makes words of an upload that masks go on, if they do."""
+    if not config.secure_aggregation:
+        return ()
+    if config.bits == FULL or config.noise_multiplier:
+        return (FixedPoint(config, named),)
+    return (SharedGrid(config, any(isinstance(mechanism, Difference) for mechanism in named)),)
 
 
 def _quantised(reach: Reach, bits: float) -> Reach:

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from fedrp.algorithms.shared import SUMS_ONLY
+from fedrp.compression.coding import FULL
 from fedrp.config.run import Resolved
 from fedrp.errors import PrivacyError
 from fedrp.mechanisms.cohort import needed
@@ -25,8 +26,12 @@ JOINT = Unsupported(
     "the server sees the vectors of several clients under one matrix: what hides a client is its distance to the span "
     "of the others', which nothing bounds"
 )
+FEW_BITS = Unsupported(
+    "rounding single projections to few bits before they are masked tells more than their sum, and so does the mean of "
+    "their norms"
+)
 _SUMMED = (
-    "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)",
+    "the server discards unread what comes from clients left out of a round (not needed with quorum 1)",
     "rounding single projections before they are masked, and cutting off numbers beyond secure_range, tells nothing "
     "more than their sum",
 )
@@ -47,11 +52,11 @@ def kept_in_bounds(config: Resolved, model: Vector, start: Vector) -> Vector:
         if config.norm_floor and floor < config.norm_floor:
             raise PrivacyError(
                 f"norm_floor={config.norm_floor:g} does not hold with ball={config.ball:g}: the common start is too "
-                "short, and nothing was sent; lower --norm-floor or --ball, or leave the floor to its default"
+                "short, and nothing was sent; lower norm_floor or ball, or leave the floor to its default"
             )
     elif config.norm_floor and not _norm(model) >= config.norm_floor:
         raise PrivacyError(
-            f"a client's model is shorter than norm_floor={config.norm_floor:g}: it was not sent; lower --norm-floor"
+            f"a client's model is shorter than norm_floor={config.norm_floor:g}: it was not sent; lower norm_floor"
         )
     return model
 
@@ -84,6 +89,8 @@ def projected_releases(config: Resolved) -> list[Release]:
     alone = config.sampling == "fixed" and config.expected_participants == 1
     if config.projection != "gaussian":
         return [Release(Adversary.SERVER, adjacency, NOT_GAUSSIAN)]
+    if config.secure_aggregation and config.bits < FULL:
+        return [Release(Adversary.SERVER, adjacency, FEW_BITS)]
     if config.secure_aggregation:
         summed = summed_release(config, needed(config, config.expected_participants))
         return [Release(Adversary.SERVER, adjacency, summed, (*assumed(config), *SUMS_ONLY, *_SUMMED))]

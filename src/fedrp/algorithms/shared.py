@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from fedrp.compression.coding import within_budget
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
@@ -18,14 +17,6 @@ SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
     "X25519, HKDF and AES are as good as ideal",
 )
-
-
-def within_bytes(config: RunConfig, parameters: int) -> RunConfig:
-    """The config with the dimension and the bits that its budget of bytes buys, if it has one."""
-    if config.bytes is None:
-        return config
-    dim, bits = within_budget(config.bytes, parameters)
-    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits)
 
 
 def resolve_projection(config: RunConfig, parameters: int, family: str, rotation: str) -> RunConfig:

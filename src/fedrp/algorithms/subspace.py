@@ -24,14 +24,14 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import averages_released, resolve_projection, within_bytes
+from fedrp.algorithms.shared import averages_released, resolve_projection
+from fedrp.compression.coding import FULL
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, make_projection
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
@@ -56,7 +56,6 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, parameters)
     rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
@@ -66,7 +65,7 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     idle = next((name for name, default in _ONLY_WITH_NOISE.items() if getattr(config, name) != default), None)
     if idle is not None:
         raise ConfigError(
-            f"{idle}={getattr(config, idle)} does nothing without noise: add --dp-epsilon, or --noise-multiplier 0 "
+            f"{idle}={getattr(config, idle)} does nothing without noise: add dp_epsilon=..., or noise_multiplier=0 "
             "to clip only"
         )
     return Resolved.of(config)
@@ -124,15 +123,16 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     if key is None:
         raise ProtocolError("FedRP-Subspace needs round keys")
     projection = local.project(key)
+    matrix = projection.on(local.device)
     states = _consensus(local, clients)
     base = on_device(stacked([state.model for state in states]), local.device)
     pull = config.proximal * projection.columns / projection.rows
 
     def weights(theta: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return adjoint(projection, theta).add_(base[rows])
+        return matrix.adjoint(theta).add_(base[rows])
 
     def gradient(theta: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:
-        return forward(projection, gradients) + pull * theta
+        return matrix.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
     rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
@@ -167,8 +167,10 @@ _KEYS = ("the round keys are secret", "HKDF and AES are as good as ideal")
 def _seen_by_the_server(config: Resolved) -> Event:
     """What uploads without noise tell who does not know the round keys; docs/privacy.md, "Rotation"."""
     learnt = "the inner products of the clients' steps of a round"
-    if config.secure_aggregation:
+    if config.secure_aggregation and config.bits == FULL:
         learnt = "the norm of the mean step of a round"
+    elif config.secure_aggregation:  # rounding errors depend on single steps, if by their inner products only
+        learnt = f"the norm of the mean step, the mean of the steps' norms and no more than {learnt}"
     if config.rotation == "haar":
         more = "nothing else"
     elif config.rotation == "none" and config.projection == "gaussian":
@@ -197,7 +199,7 @@ SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     settings=AVERAGING_SETTINGS
     | PRIVACY_SETTINGS
-    | {"projection", "rotation", "bits_down", "bytes", "sealing", "proximal"},
+    | {"projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch", "proximal"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

@@ -24,9 +24,10 @@ from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector
 from fedrp.learning.objective import Examples, LocalSGD
+from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.rng import RunSeed
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from fedrp.storage.begun import begun_config
 from fedrp.types import Vector
 
@@ -100,8 +101,8 @@ def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
     module = load_vector(built(factory), model).eval()
     with torch.inference_mode():
         parts = [
-            torch.nn.functional.cross_entropy(module(x), y, reduction="none")
-            for x, y in zip(torch.split(data.x, _BATCH), torch.split(data.y, _BATCH), strict=True)
+            torch.nn.functional.cross_entropy(module(floats(data.x[batch])), data.y[batch], reduction="none")
+            for batch in (slice(start, start + _BATCH) for start in range(0, len(data.y), _BATCH))
         ]
     return np.asarray(torch.cat(parts).double().numpy())
 
@@ -132,7 +133,7 @@ def _model(folder: Path, factory: ModelFactory) -> Vector:
 
 
 def _joined(parts: list[Examples]) -> Examples:
-    return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    return Examples(torch.cat([floats(part.x) for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def _taken(data: Examples, index: npt.NDArray[np.intp]) -> Examples:

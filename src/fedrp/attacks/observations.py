@@ -17,6 +17,8 @@ from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.attacks.view import View
 from fedrp.config.checks import require_choice
+from fedrp.crypto.epochs import covering
+from fedrp.crypto.schedule import round_key
 from fedrp.crypto.sealing import Place
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.sizes import KEY_BYTES
@@ -76,15 +78,16 @@ def opened_keys(view: View) -> Keys:
     if insider is None:
         return {}
     hellos = [message.payload.tobytes() for client, message in view.messages(Kind.HELLO) if client == insider.client]
-    keys = {}
+    secrets = {}
     for client, message in view.messages(Kind.SEALED):
         if client == insider.client:
             place = Place(
                 *(view.public.run, message.round, message.sender, client, wire_tag(view.public.config)),
                 *(hellos[0], view.public.config.sealing),  # it said hello with the digest of its roster
             )
-            keys[message.round] = insider.identity.open(message.payload.tobytes(), place)
-    return keys
+            secrets[message.round] = insider.identity.open(message.payload.tobytes(), place)
+    first_of = {r: covering(secrets, r) for r in range(view.public.config.rounds + 1)}
+    return {r: round_key(secrets[0], first, secrets[first], r) for r, first in first_of.items() if first is not None}
 
 
 def angles(view: View, round_: int = 1) -> npt.NDArray[np.float64]:

@@ -24,7 +24,7 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
-from fedrp.compression.coding import Coding
+from fedrp.compression.coding import FULL, Coding
 from fedrp.config.checks import require, require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.roster import Roster
@@ -240,7 +240,7 @@ class Mechanism:
         states = [Client(client) for client in range(config.clients)]
         carrier, store = BenchCarrier(config.clients, 1, bench, sites, states, hellos_matter(server)), NoStore()
         # With the same secrets, what is under the masks is what would be sent without them.
-        bare = dataclasses.replace(config, secure_aggregation=False)
+        bare = dataclasses.replace(config, secure_aggregation=False, bits=FULL)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
         server, up = begin(server, carrier, store, config.clients), server.pipeline.upload_coding(size)
         for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
@@ -248,7 +248,8 @@ class Mechanism:
                 heard = carrier.heard
                 run.uploads.append({client: _numbers(reply, Kind.UPLOAD, up) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
-            run.aggregates.append(_numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round))
+            made = _numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round)
+            run.aggregates.append(server.pipeline.update_of(made))
         return run
 
     def _bench(self, config: Resolved, inside: bool, seed: int) -> Workbench:

@@ -156,7 +156,7 @@ class RayBackend:
         if processors < count * self._threads:
             raise ConfigError(
                 f"{count} workers with {self._threads} threads each need {count * self._threads} processors, the Ray "
-                f"cluster has {processors}: use fewer --workers"
+                f"cluster has {processors}: use fewer workers"
             )
         while len(self._started) < count:
             self._started.append(RayWorker(self._ray, self._threads))
@@ -176,7 +176,7 @@ def connected(speed: Speed) -> RayBackend:
         ConfigError: Ray is not installed, or there is no cluster.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("ray is not installed: pip install 'fedrp[ray]', or use --backend processes")
+        raise ConfigError("ray is not installed: pip install 'fedrp[ray]', or use backend='processes'")
     _require_listener(speed.address)
     import ray
 

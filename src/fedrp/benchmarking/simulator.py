@@ -81,7 +81,7 @@ def simulator_benchmark(
             for _ in range(WARM_UP):
                 references[count].round()
 
-        def between(record: RoundRecord) -> None:
+        def between(record: RoundRecord, _model: object) -> None:
             if record.round > WARM_UP:
                 for count, reference in references.items():
                     seconds[count].append(reference.round())

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable
@@ -181,6 +182,9 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         JSON_OPTION,
         click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
+        click.option(
+            "--keep", help="model that is delivered: of the last round, or the best on test data  [default: last]"
+        ),
         click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
         DATA_DIR_OPTION,
         CONFIG_ARGUMENT,
@@ -197,6 +201,7 @@ class Command:
     out: str | None = None
     algorithms: str = COMPARED
     resume: bool = False
+    keep: str = "last"
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -256,6 +261,21 @@ def _made(path: Path) -> bool:
 def path_or_none(text: str | None) -> Path | None:
     """An option that may be left out."""
     return Path(text) if text else None
+
+
+def as_options(text: str) -> str:
+    """An error of the library, which speaks of arguments, with options in its last clause: that says what to do."""
+    options = {*_FIELDS, *(field.name for field in dataclasses.fields(Command))}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in options:
+            return found[0]
+        words = {"True": f"--{name}", "False": f"--no-{name}"}.get(value, f"--{name} ").replace("_", "-")
+        return words if value in ("True", "False") else words + value.strip("'")
+
+    clause = max(text.rfind(": "), text.rfind("; ")) + 1
+    return text[:clause] + re.sub(r"\b(\w+)=('[^']*'|\.\.\.|[\w.+-]*\w)", option, text[clause:])
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""How the numbers of an upload or an aggregate are written into a payload: float32, words for masks, or few bits."""
+"""How the numbers of an upload or an aggregate are written: float32, words for masks, or few bits."""
 
+import bisect
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +11,7 @@ import numpy.typing as npt
 
 from fedrp.compression.eden import SCALE_BYTES, Eden
 from fedrp.compression.lloyd_max import MOST_BITS
+from fedrp.compression.packing import pack, packed_bytes, unpack
 from fedrp.errors import ConfigError, WireError
 from fedrp.types import Vector
 
@@ -96,6 +99,71 @@ class Halves:
         return result
 
 
+@dataclass(frozen=True)
+class MaskedWords:
+    """The lowest bits of words, packed tightly: sums modulo 2^width need no others. The last ones may be whole."""
+
+    size: int
+    width: int
+    whole: int = 0  # how many of the words, at the end, keep all 32 bits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a payload."""
+        return packed_bytes(self.size - self.whole, self.width) + 4 * self.whole
+
+    def encode(self, vector: Numbers, place: bytes) -> Numbers:  # noqa: ARG002 - nothing is random
+        """The words."""
+        few = self.size - self.whole
+        return np.concatenate([pack(vector[:few], self.width), vector[few:].astype("<u4").view(np.uint8)])
+
+    def decode(self, payload: Numbers, place: bytes) -> Numbers:  # noqa: ARG002 - as above
+        """The words, of packed ones the bits that were sent."""
+        if payload.size != self.nbytes:
+            raise WireError(f"masked words of {payload.size} bytes, expected {self.nbytes}")
+        end = payload.size - 4 * self.whole
+        few = unpack(payload[:end], self.width, self.size - self.whole)
+        return np.concatenate([few, payload[end:].copy().view("<u4").astype(np.uint32)])
+
+
+@dataclass(frozen=True)
+class WithExact:
+    """A code whose last numbers are written as float32: those that mechanisms tell."""
+
+    coding: Coding
+    exact: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers a vector has."""
+        return self.coding.size + self.exact
+
+    @property
+    def width(self) -> int:
+        """Bits of the packed numbers."""
+        return self.coding.width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a payload."""
+        return self.coding.nbytes + 4 * self.exact
+
+    def encode(self, vector: Numbers, place: bytes) -> Numbers:
+        """The code of the first numbers, then the others."""
+        few = self.coding.size
+        return np.concatenate([self.coding.encode(vector[:few], place), vector[few:].astype("<f4").view(np.uint8)])
+
+    def decode(self, payload: Numbers, place: bytes) -> Numbers:
+        """The vector."""
+        if payload.size != self.nbytes:
+            raise WireError(f"a vector of {payload.size} bytes, expected {self.nbytes}")
+        end = self.coding.nbytes
+        exact = payload[end:].copy().view("<f4").astype(np.float32)
+        if not np.isfinite(exact).all():
+            raise WireError("payload holds values that are not finite")
+        return np.concatenate([self.coding.decode(payload[:end], place), exact])
+
+
 def place_of(run: bytes, round_: int, sender: int) -> bytes:
     """What the public randomness of a message's code belongs to."""
     return run + struct.pack("<II", round_, sender)
@@ -108,15 +176,22 @@ def coding_of(size: int, bits: float) -> Coding:
     return Halves(size) if bits == HALF else Eden(size, bits)
 
 
-def within_budget(nbytes: int, parameters: int) -> tuple[int, float]:
-    """Numbers and bits that a budget of bytes buys: as many numbers as it has bits, and more bits where that is all.
+Cost = Callable[[int, float], int]  # bytes of a vector of so many numbers, with so many bits each
 
-    One bit for each of many numbers teaches more than many bits of few (docs/results.md).
+
+def within_budget(nbytes: int, parameters: int, up: Cost, down: Cost) -> tuple[int, float, float]:
+    """Numbers, bits up and bits down that a budget of bytes each way buys: as many numbers of one bit as go in.
+
+    One bit for each of many numbers teaches more than many bits of few (docs/results.md). What is left over goes into
+    more bits.
     """
-    available = 8 * (nbytes - SCALE_BYTES)
-    if available < 1:
-        raise ConfigError(f"bytes={nbytes} is not valid: a vector takes at least {SCALE_BYTES + 1}")
-    if available < parameters:
-        return available, 1.0
+
+    def smallest(numbers: int) -> int:
+        return max(up(numbers, 1.0), down(numbers, 1.0))
+
+    if nbytes < smallest(1):
+        raise ConfigError(f"bytes={nbytes} is not valid: a vector takes at least {smallest(1)}")
+    numbers = bisect.bisect_right(range(1, parameters + 1), nbytes, key=smallest)
     widths = [*map(float, range(1, MOST_BITS + 1)), HALF, FULL]
-    return parameters, max(bits for bits in widths if coding_of(parameters, bits).nbytes <= nbytes)
+    bits, bits_down = (max(bits for bits in widths if cost(numbers, bits) <= nbytes) for cost in (up, down))
+    return numbers, bits, bits_down

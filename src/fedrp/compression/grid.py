@@ -19,6 +19,7 @@ from fedrp.errors import WireError
 from fedrp.types import Precise, Vector, Words
 
 HEADROOM = 16  # honest sums take 1/16 of the range of 32 bits; see above
+WORD_BITS = 32
 _CHUNK = 1 << 20
 
 
@@ -49,10 +50,13 @@ def encode(vector: Vector | Precise, scale: Scale, weight: int) -> tuple[Words, 
     return words, cut
 
 
-def decode(total: Words, divisor: float, step: float) -> Vector:
-    """The sum of encoded vectors by `divisor`: their weighted mean, if that is the sum of their weights."""
-    result = np.empty(total.size, np.float32)
+def decode(total: Words, divisor: float, step: float, width: int = WORD_BITS) -> Vector:
+    """The sum of encoded vectors by `divisor`: their weighted mean, if that is the sum of their weights.
+
+    Of fewer bits than 32 the highest is the sign, as it is of 32.
+    """
+    result, above = np.empty(total.size, np.float32), np.uint32(WORD_BITS - width)
     for start in range(0, total.size, _CHUNK):
-        part = total[start : start + _CHUNK].view(np.int32)
+        part = (total[start : start + _CHUNK] << above).view(np.int32) >> above.view(np.int32)
         result[start : start + _CHUNK] = part * step / divisor
     return result

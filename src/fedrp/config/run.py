@@ -77,6 +77,7 @@ class RunConfig:
     )
     secure_aggregation: bool = setting(False, "mask uploads, so that the server learns sums only")
     secure_range: float = setting(64.0, "largest number of a masked upload without noise; larger ones are cut off")
+    key_epoch: int = setting(64, "rounds whose keys come from one dealt secret; 1 for a new one every round")
     sealing: str = setting("x25519", "how round keys are sealed: x25519 or hybrid (also safe from quantum computers)")
 
     def __post_init__(self) -> None:
@@ -242,6 +243,7 @@ def _check_privacy(config: RunConfig) -> None:
 
 def _check_security(config: RunConfig) -> None:
     _require_positive(config, "secure_range")
+    _require_whole(config, "key_epoch")
     require_choice("sealing", config.sealing, SEALINGS)
 
 
@@ -269,7 +271,7 @@ GROUPS = (
         ),
         _check_privacy,
     ),
-    Group("Security", ("secure_aggregation", "secure_range", "sealing"), _check_security),
+    Group("Security", ("secure_aggregation", "secure_range", "key_epoch", "sealing"), _check_security),
 )
 
 

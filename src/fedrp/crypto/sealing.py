@@ -1,4 +1,4 @@
-"""Keys of clients, and how round keys travel: a dealer draws 32 bytes, seals them to every client and signs.
+"""Keys of clients, and how secrets travel: a dealer draws 32 bytes, seals them to every client and signs.
 
 HPKE (RFC 9180) with HKDF-SHA256 and ChaCha20-Poly1305; the key encapsulation is X25519, or the hybrid of ML-KEM-768 and
 X25519 that also withstands quantum computers. Each envelope carries the dealer's Ed25519 signature. Seal and signature
@@ -88,7 +88,7 @@ class Place(NamedTuple):
     def encoded(self) -> bytes:
         """What the seal and the signature are bound to: no two places have the same."""
         numbers = struct.pack("<16sIIIH32s", *self[:-1])
-        return b"fedrp round key v2|" + numbers + self.sealing.encode()
+        return b"fedrp epoch secret v1|" + numbers + self.sealing.encode()
 
 
 class Identity:
@@ -322,7 +322,7 @@ def verify(envelope: bytes, dealer: PublicKeys, place: Place) -> None:
     except (InvalidSignature, ValueError):
         raise ProtocolError(
             f"the sealed key of round {place.round} is not signed by client {place.dealer} for this place: "
-            "another recipient, round, run, roster or --sealing, or altered"
+            "another recipient, round, run, roster or sealing, or altered"
         ) from None
 
 

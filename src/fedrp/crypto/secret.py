@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from scipy.special import ndtri
 
 from fedrp.types import KEY_BYTES
@@ -42,6 +42,11 @@ class SecretKey:
     def derive(self, label: str) -> "SecretKey":
         """The key for one purpose, e.g. `key.derive("projection")`."""
         return SecretKey(HKDFExpand(hashes.SHA256(), KEY_BYTES, b"fedrp/" + label.encode()).derive(self._raw))
+
+    def mixed(self, other: "SecretKey", label: str) -> "SecretKey":
+        """A key made of two (HKDF, the other one as salt): secret to whoever lacks one of them."""
+        mixer = HKDF(hashes.SHA256(), KEY_BYTES, other._raw, b"fedrp/" + label.encode())
+        return SecretKey(mixer.derive(self._raw))
 
     def keystream(self, count: int, offset: int = 0) -> npt.NDArray[np.uint8]:
         """Bytes [offset, offset + count) of this key's stream. `offset` must be a multiple of 16."""

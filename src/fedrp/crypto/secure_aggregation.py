@@ -4,7 +4,8 @@
 its identity. Any two of them, i < j, share a key that nobody else has. It gives a mask, uniform modulo 2^32, which i
 adds to its upload and j subtracts. If all uploads come, the masks cancel in the sum: one exchange. If not, the server
 names the clients E that are left out, and each of the others, S = P - E, answers with the sum of its masks towards E,
-itself masked by fresh pairwise masks within S: one recovery exchange.
+itself masked by fresh pairwise masks within S: one recovery exchange. Where words have few bits, all of this is modulo
+a smaller power of two: of words and masks only the lowest bits are sent. The proof is the same.
 
 **The rules that every client keeps**, whatever the server says, in memory that outlives its process:
 

@@ -10,7 +10,7 @@ import torch
 
 from fedrp.engines.descent import advance, batches, learning_rates, look_for_divergence, matrix
 from fedrp.errors import ConfigError
-from fedrp.learning.layout import State
+from fedrp.learning.layout import State, trainable
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Rows, Stack, on_device
 from fedrp.learning.trainer import LocalModel, batch_input
 from fedrp.rng import RunSeed
@@ -26,6 +26,23 @@ class _Group(NamedTuple):
     objective: Objective
     plans: Sequence[Sequence[torch.Tensor]]  # the examples of each step
     steps: npt.NDArray[np.int64]  # how many each client takes
+
+
+class _Space(NamedTuple):
+    """Memory for the clients that step together, used by one group of them after the other."""
+
+    weights: torch.Tensor  # (k, n), which the model is bound to
+    gradients: torch.Tensor  # (k, n)
+    variables: torch.Tensor  # (k, d)
+    velocity: torch.Tensor  # (k, d)
+
+    @classmethod
+    def of(cls, variables: torch.Tensor, size: int, objective: Objective) -> "_Space":
+        """For so many variables of models of `size` parameters."""
+        weights, gradients = (matrix(len(variables), size, variables) for _ in range(2))
+        # Variables that are weights live in the matrix that the model is bound to: no copy per step.
+        moving = weights if objective.weights is None else torch.empty_like(variables)
+        return cls(weights, gradients, moving, torch.empty_like(moving))
 
 
 @dataclass(frozen=True)
@@ -46,34 +63,35 @@ class SequentialTrainer:
     ) -> Stack:
         """Run `sgd.epochs` local epochs from `start` (k x d) and return the variables reached (k x d)."""
         module, begin = self.model.module, on_device(start, self.model.device)
-        plans = [batches(self.seed, len(d.y), client, round_, sgd) for d, client in zip(data, clients, strict=True)]
+        data = [part.on(self.model.device) for part in data]
+        plans = batches(self.seed, data, clients, round_, sgd)
         steps = np.array([len(plan) for plan in plans])
         group = _Group(data, clients, round_, sgd, objective, plans, steps)
         losses: list[list[torch.Tensor]] = [[] for _ in plans]  # of each client's first and last step
         buffers = {name: buffer.clone() for name, buffer in self._buffers().items()}
         reached = np.empty_like(start)
         module.train()
+        module.zero_grad(set_to_none=True)
         with torch.random.fork_rng(devices=[]):
             # Products with a matrix are cheapest for all rows at once; else one client's numbers stay in the cache.
             size = len(start) if objective.at_once else 1
+            space = _Space.of(begin[:size], self.model.layout.size, objective)
             for first in range(0, len(start), size):
                 part = slice(first, first + size)
-                reached[part] = self._descend(begin[part], group, first, losses).cpu().numpy()
-        module.zero_grad(set_to_none=True)  # lets go of the matrix of gradients
+                reached[part] = self._descend(begin[part], group, first, losses, space).cpu().numpy()
         self._require_unchanged(buffers)
         look_for_divergence(reached, losses, clients, round_, sgd)
         return reached
 
     def _descend(
-        self, begin: torch.Tensor, group: _Group, first: int, losses: list[list[torch.Tensor]]
+        self, begin: torch.Tensor, group: _Group, first: int, losses: list[list[torch.Tensor]], space: _Space
     ) -> torch.Tensor:
         """The variables that clients `first` and after it reach from `begin`."""
         layout, module, device, objective = self.model.layout, self.model.module, self.model.device, group.objective
         count = len(begin)
-        weights, gradients = (matrix(count, layout.size, begin) for _ in range(2))
-        # Variables that are weights live in the matrix that the model is bound to: no copy per step.
-        variables = (weights if objective.weights is None else torch.empty_like(begin)).copy_(begin)
-        velocity = torch.zeros_like(variables)
+        weights, gradients, variables, velocity = space
+        variables.copy_(begin)
+        velocity.zero_()
         steps = group.steps[first : first + count]
         lr = learning_rates(steps.tolist(), group.sgd, objective, begin)
         for step in range(steps.max()):
@@ -85,13 +103,13 @@ class SequentialTrainer:
             moving, speed = variables[rows], velocity[rows]  # views, or copies where some clients are done
             if objective.weights is not None:
                 weights[rows] = objective.weights(moving, known)
-            gradients.zero_()
             for row in active.tolist():
-                layout.bind(module, weights[row], gradients[row])
+                if step == 0 or count > 1:  # a single client's model stays bound
+                    layout.bind(module, weights[row])
                 # Dropout and its like only know torch's global generator: give each client-step its own stream.
                 seed = self.seed.integer("layers", group.round_, group.clients[first + row], step)
                 torch.random.manual_seed(seed)
-                loss = self._backward(group.data[first + row], group.plans[first + row][step])
+                loss = self._backward(group.data[first + row], group.plans[first + row][step], gradients[row])
                 if step in (0, steps[row] - 1):
                     losses[first + row].append(loss)
             advance(moving, speed, objective.gradient(moving, gradients[rows], known), lr[rows], group.sgd)
@@ -112,8 +130,13 @@ class SequentialTrainer:
                     "use layers without running statistics (or persistent=False if outputs do not depend on it)"
                 )
 
-    def _backward(self, data: Examples, batch: torch.Tensor) -> torch.Tensor:
+    def _backward(self, data: Examples, batch: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+        """Write the gradient of a batch into a row; returns the loss."""
         outputs = self.model.module(batch_input(data.x[batch], self.model.device))
-        loss = self.model.loss(outputs, data.y[batch].to(self.model.device))
+        loss = self.model.loss(outputs, data.y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
+        # Copied: to let torch add to zeros in the row would go through memory twice as often.
+        for parameter, view in zip(trainable(self.model.module), self.model.layout.views(into), strict=True):
+            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+            parameter.grad = None
         return loss.detach()

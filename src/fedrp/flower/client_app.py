@@ -194,7 +194,7 @@ def _finish(desk: _Desk, packet: bytes) -> bytes:
 def _preflight(desk: _Desk) -> None:
     """Find a mistake in the task before the site joins the run."""
     task, device = desk.task, desk.bench.trainer.model.device
-    preflight(task.model, task.loss, task.correct, [desk.site.data], _test_set(task), device)
+    preflight(task.model, task.loss, task.metrics, [desk.site.data], _test_set(task), device)
 
 
 def _test_set(task: LocalTask) -> Examples | None:
@@ -205,8 +205,7 @@ def _score(desk: _Desk, model: Vector) -> dict[str, object]:
     test = _test_set(desk.task)
     if test is None:
         return {}
-    accuracy, loss = score(desk.bench.trainer.model, model, test, desk.task.correct)
-    return {"accuracy": accuracy, "loss": loss}
+    return dict(score(desk.bench.trainer.model, model, test, desk.task.metrics).as_json())
 
 
 def _note(desk: _Desk, event: str, packet: bytes, reply: bytes, changes: dict[str, object]) -> None:

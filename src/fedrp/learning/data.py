@@ -93,7 +93,7 @@ class Entry(NamedTuple):
     files: tuple[str, ...]  # in `path`, each possibly with .gz behind; none if `path` is itself the file
     read: Reader
     facts: Facts | None
-    remedy: str = "run 'fedrp data fetch {name}', or give another data folder with --data-dir or FEDRP_DATA"
+    remedy: str = "run 'fedrp data fetch {name}', or give another data folder, data_dir=... or FEDRP_DATA"
 
     def located(self, data_dir: Path | None = None) -> Path:
         """Where the files lie, or would lie once fetched."""

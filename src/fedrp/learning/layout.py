@@ -1,7 +1,7 @@
 """Layout: a module's trainable parameters as one flat float32 vector, which is all that comes after sees.
 
-`Layout` ties a `torch.nn.Module` to rows of a matrix: parameters (and gradients) become views into a row, so a model
-is loaded, trained and read without a copy.
+`Layout` ties a `torch.nn.Module` to rows of a matrix: parameters become views into a row, so a model is loaded, trained
+and read without a copy.
 """
 
 from collections.abc import Callable
@@ -44,14 +44,10 @@ class Layout:
         parts = torch.split(row, [prod(shape) for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def bind(self, module: nn.Module, weights: torch.Tensor, gradients: torch.Tensor | None = None) -> None:
-        """Let the module live in `weights` (n,), and its gradients accumulate into `gradients` (n,)."""
-        parameters = trainable(module)
-        for parameter, view in zip(parameters, self.views(weights), strict=True):
+    def bind(self, module: nn.Module, weights: torch.Tensor) -> None:
+        """Let the module live in `weights` (n,)."""
+        for parameter, view in zip(trainable(module), self.views(weights), strict=True):
             parameter.data = view
-        if gradients is not None:
-            for parameter, view in zip(parameters, self.views(gradients), strict=True):
-                parameter.grad = view
 
     def flatten(self, module: nn.Module) -> Vector:
         """A copy of the module's parameters as one vector."""

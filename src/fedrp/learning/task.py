@@ -1,11 +1,13 @@
 """A learning task: a model, a loss, who holds which examples, and the test set."""
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
@@ -14,11 +16,12 @@ from torch.utils.data import IterableDataset, default_collate
 from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
 from fedrp.errors import ConfigError, DataError, first_line
-from fedrp.learning.data import load_dataset
-from fedrp.learning.evaluate import Correct, classified
+from fedrp.learning.data import Dataset, load_dataset
+from fedrp.learning.evaluate import Goal, Metrics, require_metrics
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss, described
 from fedrp.learning.partition import Integers, parse_partition, partition
+from fedrp.learning.pixels import Pixels, Scale
 from fedrp.learning.zoo import MODELS, InputShape
 from fedrp.rng import RunSeed
 
@@ -32,11 +35,14 @@ class Task:
     Args:
         model: builds a new network in every call, e.g. the class itself; called without arguments.
         train: all training examples, to be split by `RunConfig.partition`; or a list with the examples of each client.
-            Inputs become float32, unless they are int32 or int64: then they stay whole, as embeddings want them.
+            Inputs become float32, unless they are int32 or int64: then they stay whole, as embeddings want them. Bytes
+            that are to be scaled and centred batch by batch come as `Pixels`.
         test: the examples that models are scored on.
         loss: mean loss of (outputs, targets).
-        correct: what counts as right, one number in [0, 1] per example; by default that the largest output is the
-            target class.
+        metrics: functions of (outputs, targets) by name, each of all test examples at once, e.g. those of
+            `torchmetrics.functional`. Accuracy is there without asking where targets are classes.
+        goal: whether more ("max") or less ("min") of the first metric is better: it is what a run is judged by.
+            Without metrics that is the accuracy, and where targets are no classes the loss.
         dataset: what results call the data; `model_name` likewise the model.
     """
 
@@ -44,9 +50,13 @@ class Task:
     train: Source | Sequence[Source]
     test: Source
     loss: Loss = nn.functional.cross_entropy
-    correct: Correct = classified
+    metrics: Metrics = field(default_factory=dict)
+    goal: Goal = "max"
     dataset: str = "custom"
     model_name: str = "custom"
+
+    def __post_init__(self) -> None:
+        require_metrics(self.metrics, self.goal)
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,17 @@ def named_task(config: RunConfig, data_dir: Path | None = None) -> Task:
     """The task that a config names: a data set and a model of the tables."""
     require_choice("model", config.model, MODELS)
     dataset = load_dataset(config.dataset, data_dir)
-    train, test = dataset.normalised(dataset.train_x), dataset.normalised(dataset.test_x)
+    train, test = _inputs(dataset, dataset.train_x), _inputs(dataset, dataset.test_x)
     factory = _NamedModel(config.model, tuple(train.shape[1:]), dataset.classes)
     parts = (train, dataset.train_y), (test, dataset.test_y)
     return Task(factory, *parts, dataset=config.dataset, model_name=config.model)
+
+
+def _inputs(dataset: Dataset, x: npt.NDArray[np.uint8 | np.float32]) -> Pixels | npt.NDArray[np.float32]:
+    """Normalised inputs: bytes stay bytes until a batch of them is taken."""
+    if x.dtype != np.uint8:
+        return dataset.normalised(x)
+    return Pixels(torch.from_numpy(x), Scale(dataset.mean, dataset.std))
 
 
 def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
@@ -92,8 +109,9 @@ def split_among_clients(task: Task, config: RunConfig) -> list[Examples]:
     whole, seed = _limited(examples(task.train, "the training set"), config), RunSeed(config.seed)
     shares = partition(config.partition, _labels(whole.y, config), config.clients, seed.generator("partition"))
     order, sizes = torch.from_numpy(np.concatenate(shares)), [len(share) for share in shares]
-    pairs = zip(torch.split(whole.x[order], sizes), torch.split(whole.y[order], sizes), strict=True)
-    return [Examples(x, y) for x, y in pairs]  # views of two tensors, whatever the number of clients
+    x, y = whole.x[order], whole.y[order]
+    cuts = itertools.pairwise([0, *itertools.accumulate(sizes)])
+    return [Examples(x[first:last], y[first:last]) for first, last in cuts]  # views of two tensors, however many
 
 
 def _labels(targets: torch.Tensor, config: RunConfig) -> Integers:
@@ -122,26 +140,30 @@ def _limited(whole: Examples, config: RunConfig) -> Examples:
 def examples(source: Source, owner: str) -> Examples:
     """Inputs and targets as tensors; errors name their owner, e.g. "the test set".
 
-    Guarantees: as many inputs as targets and at least one; numbers are finite; inputs are float32, or int64 where they
-    came as int32 or int64 (indices of an embedding); targets are float32 or int64.
+    Guarantees: as many inputs as targets and at least one; numbers are finite; inputs are float32, `Pixels`, or int64
+    where they came as int32 or int64 (indices of an embedding); targets are float32 or int64.
 
     Raises:
         ConfigError: the source is of no kind that `Task` takes.
         DataError: it is empty, uneven or not finite.
     """
     try:
-        x, y = (torch.as_tensor(part) for part in _pair(source, owner))
+        given_x, given_y = _pair(source, owner)
+        x, y = given_x if isinstance(given_x, Pixels) else torch.as_tensor(given_x), torch.as_tensor(given_y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{owner} cannot be made tensors: {first_line(error)}") from error
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(
             f"{owner} has inputs {described(x)} but targets {described(y)}: expected one of each an example"
         )
-    if x.numel() == 0 or y.numel() == 0:
+    if 0 in x.shape or y.numel() == 0:
         raise DataError(f"{owner} has no examples")
-    x = x.long() if x.dtype in (torch.int32, torch.int64) else x.float()
+    if not isinstance(x, Pixels):
+        x = x.long() if x.dtype in (torch.int32, torch.int64) else x.float()
     y = y.float() if y.is_floating_point() else y.long()
     for name, values in (("inputs", x), ("targets", y)):
+        if isinstance(values, Pixels):
+            continue
         if not all(math.isfinite(bound) for bound in torch.aminmax(values)):
             raise DataError(f"{owner} has {name} that are not finite (NaN or infinite): remove or replace them")
     return Examples(x, y)

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from fedrp.compression.grid import Scale
+from fedrp.compression.grid import WORD_BITS, Scale
 from fedrp.crypto.secure_aggregation import Cohort
-from fedrp.types import Precise, Vector
+from fedrp.types import Precise, Vector, Words
 
 Numbers = npt.NDArray[Any]  # an update on its way: float32, float64, or the words that a mechanism makes of it
 
@@ -28,12 +28,20 @@ class Normals(Protocol):
         """`count` of them."""
 
 
+class OwnWords(Protocol):
+    """Uniform words that are a client's own: those from `start` (a multiple of 4) of a stream of 32 bits each."""
+
+    def __call__(self, count: int, start: int) -> Words:
+        """`count` of them."""
+
+
 class AtClient(NamedTuple):
     """What a mechanism knows at a client, in a round."""
 
     previous: Vector | None  # the last aggregate; None before there is one
     participants: int  # how many clients take part, as the server announced
     normals: Normals  # this client's, of this round, known to nobody else
+    words: OwnWords  # as above; coins by which numbers are rounded
     warn: Callable[[str], None]  # tell the client's owner
     cohort: Cohort | None = None  # who is summed, where uploads are masked
     weight: int = 1  # this client's, in the mean
@@ -73,9 +81,19 @@ class Mechanism(Protocol):
         """How many numbers of its own it adds to an upload, and to the aggregate: at the end of both."""
         return 0
 
+    @property
+    def checks(self) -> int:
+        """How many numbers more it adds to an upload, for the server alone."""
+        return 0
+
     def size(self, numbers: int) -> int:
         """How many numbers it makes of so many."""
-        return numbers + self.told
+        return numbers + self.told + self.checks
+
+    @property
+    def width(self) -> int:
+        """Bits of the words that its numbers become, so that no sum of a cohort wraps around."""
+        return WORD_BITS
 
     @property
     def divisor(self) -> float | None:

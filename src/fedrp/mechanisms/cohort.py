@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedrp.config.run import Resolved, RunConfig
-from fedrp.crypto.secure_aggregation import MIN_SUMMED
+from fedrp.crypto.secure_aggregation import MIN_SUMMED, Cohort
+from fedrp.errors import ProtocolError
 from fedrp.privacy.numerics import binomial
 
 Coins = npt.NDArray[np.float64]  # per client, a number in [0, 1)
@@ -41,6 +42,13 @@ def needed(config: Resolved, participants: int) -> int:
 def largest_cohort(config: RunConfig) -> int:
     """How many clients can take part in a round."""
     return config.clients if config.sampling == "poisson" else config.expected_participants
+
+
+def asked(cohort: Cohort | None) -> Cohort:
+    """Who is summed, where uploads are masked."""
+    if cohort is None:
+        raise ProtocolError("a masked upload needs a list of participants")
+    return cohort
 
 
 def participation_rate(config: RunConfig) -> float:

@@ -8,8 +8,8 @@ class Difference(Mechanism):
 
     def client(self, upload: Numbers, context: AtClient) -> Numbers:
         """The difference."""
-        return upload if context.previous is None else upload - context.previous
+        return upload if context.previous is None else upload - context.previous[: upload.size]
 
     def server(self, numbers: Numbers, context: AtServer) -> Numbers:
         """The mean of the updates themselves."""
-        return numbers if context.previous is None else numbers + context.previous
+        return numbers if context.previous is None else numbers + context.previous[: numbers.size]

@@ -1,19 +1,19 @@
-"""Whole numbers modulo 2^32 in the place of floating point, because only those add up under masks."""
+"""Whole numbers modulo a power of two in the place of floating point, because only those add up under masks."""
 
 import math
 from dataclasses import dataclass
 
-from fedrp.compression.grid import HEADROOM, Scale, decode, encode, finest
+from fedrp.compression.grid import HEADROOM, WORD_BITS, Scale, decode, encode, finest
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
-from fedrp.errors import ProtocolError
 from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
+from fedrp.mechanisms.cohort import asked
 from fedrp.types import Vector, Words
 
 
 @dataclass(frozen=True)
 class FixedPoint(Mechanism):
-    """Puts what the mechanisms before it give on a grid; the last mechanism wherever uploads are masked.
+    """Puts what the mechanisms before it give on a grid; the last one where masked uploads have noise or all bits.
 
     Guarantees: the mean is off by at most |S| step / (2 W_S), see `fedrp.compression.grid`.
     """
@@ -21,9 +21,14 @@ class FixedPoint(Mechanism):
     config: Resolved
     before: tuple[Mechanism, ...] = ()
 
+    @property
+    def width(self) -> int:
+        """As few bits as a mechanism before it knows to suffice."""
+        return min((mechanism.width for mechanism in self.before), default=WORD_BITS)
+
     def client(self, upload: Numbers, context: AtClient) -> Words:
         """The upload times its weight, in steps."""
-        scale = self.scale(context.previous, _asked(context.cohort))
+        scale = self.scale(context.previous, asked(context.cohort))
         words, cut = encode(upload, scale, context.weight)
         if cut:
             beyond = f"{cut} of {upload.size} numbers beyond +-{scale.bound:g}"
@@ -32,7 +37,8 @@ class FixedPoint(Mechanism):
 
     def server(self, numbers: Numbers, context: AtServer) -> Vector:
         """The mean, from the sum of words."""
-        return decode(numbers, context.divisor, self.scale(context.previous, _asked(context.cohort)).step)
+        step = self.scale(context.previous, asked(context.cohort)).step
+        return decode(numbers, context.divisor, step, self.width)
 
     def scale(self, previous: Vector | None, cohort: Cohort) -> Scale:
         """What the last mechanism says that has something to say; else the stated range, and as fine as it goes."""
@@ -42,9 +48,3 @@ class FixedPoint(Mechanism):
     def reach(self, before: Reach, _round: int, _size: int) -> Reach:
         """The stated range, where nothing else bounds an upload."""
         return Reach(self.config.secure_range) if math.isinf(before.number) else before
-
-
-def _asked(cohort: Cohort | None) -> Cohort:
-    if cohort is None:
-        raise ProtocolError("a masked upload needs a list of participants")
-    return cohort

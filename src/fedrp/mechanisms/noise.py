@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrp.compression.grid import Scale, finest
+from fedrp.compression.coding import FULL
+from fedrp.compression.grid import WORD_BITS, Scale, finest
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ConfigError
@@ -25,6 +26,7 @@ TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of 
 NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
 _BIT_NOISE_SHARE = 1 / 20  # noise on the count of clients below C, as a share of their number
 _GRID_BITS = 12  # a client's noise is at least 2^12 steps wide: coarse for doubles, exact in float32
+_FEW_GRID_BITS = 3  # under masks with few bits: rounding to 1/8 of a deviation is as good (docs/privacy.md, section 5)
 _FAR = 10.0  # deviations
 _SMALL_COHORT = 64
 _CHUNK = 1 << 20
@@ -52,6 +54,16 @@ class Noise(Mechanism):
             _add_noise(noised[update:], vote_share[0], step, functools.partial(context.normals, "vote"))
         return noised
 
+    @property
+    def width(self) -> int:
+        """With few bits as many as the largest sum of a cohort needs on the grid of the noise, else 32."""
+        config = self.config
+        if config.bits == FULL or not config.noise_multiplier:
+            return WORD_BITS
+        step = grid_step(config, config.clip) / config.clip
+        most = max(count * math.ceil(_largest(config, count) / step) for count in _cohorts(config))
+        return min(WORD_BITS, most.bit_length() + 1)
+
     def scale(self, previous: Vector | None, cohort: Cohort) -> Scale:
         """The grid of the noise: only noise beyond any that occurs is cut off."""
         clip = self.bounded.bound(previous)
@@ -63,10 +75,7 @@ class Noise(Mechanism):
 
         A Gaussian vector of d numbers is longer than (sqrt(d) + 10) deviations with probability below e^-50.
         """
-        cohort = largest_cohort(self.config)
-        # Small cohorts add the most noise, because each client makes up for those who may be missing.
-        counts = (*range(1, min(cohort, _SMALL_COHORT) + 1), cohort)
-        largest = max(noise_shares(self.config, count)[0] * math.sqrt(count) for count in counts)
+        largest = max(noise_shares(self.config, count)[0] * math.sqrt(count) for count in _cohorts(self.config))
         deviation = self.bounded.largest_bound(round_) * largest / self.config.expected_participants
         return Reach(before.number + TAIL * deviation, before.norm + deviation * (math.sqrt(size) + _FAR))
 
@@ -110,7 +119,7 @@ def update_noise(config: Resolved) -> float:
         raise ConfigError(
             f"clip_quantile={config.clip_quantile:g} needs more clients a round: with {config.expected_participants} "
             f"and noise_multiplier {noise:.3g}, above {math.ceil(noise / (2 * _BIT_NOISE_SHARE))} are needed; give a "
-            "fixed --clip instead"
+            "fixed clip instead"
         )
     return update_noise_multiplier(noise, _bit_noise(config))
 
@@ -149,7 +158,7 @@ def grid_step(config: Resolved, clip: float) -> float:
     It depends on nothing but the config and C: not on the numbers, and not on how many take part. Where thousands of
     uploads are masked it is coarser, so that the sum of all clients does not overflow.
     """
-    exponent = math.floor(math.log2(clip * min(noise_shares(config, config.clients)))) - _GRID_BITS
+    exponent = math.floor(math.log2(clip * min(noise_shares(config, config.clients)))) - _grid_bits(config)
     if config.secure_aggregation:
         exponent = max(exponent, math.ceil(math.log2(clip * _finest_step(config))))
     return float(2.0**exponent)
@@ -163,7 +172,19 @@ def coarsest_step(config: Resolved) -> float:
     """
     if not config.clip_quantile:
         return grid_step(config, config.clip) / config.clip
-    return max(math.ldexp(min(noise_shares(config, config.clients)), -_GRID_BITS), 2 * _finest_step(config))
+    return max(math.ldexp(min(noise_shares(config, config.clients)), -_grid_bits(config)), 2 * _finest_step(config))
+
+
+def _grid_bits(config: Resolved) -> int:
+    """How fine the grid is. Where it is coarse, the variance of a sum tells how many clients are in it."""
+    few = config.secure_aggregation and config.bits < FULL and not participation_hidden(config)
+    return _FEW_GRID_BITS if few else _GRID_BITS
+
+
+def _cohorts(config: Resolved) -> tuple[int, ...]:
+    """Sizes of cohorts of which one has the most noise: of small ones each client makes up for those missing."""
+    cohort = largest_cohort(config)
+    return (*range(1, min(cohort, _SMALL_COHORT) + 1), cohort)
 
 
 def _finest_step(config: Resolved) -> float:

@@ -1,7 +1,7 @@
 """The client's side of the protocol: bytes in, bytes out, and a state that can be saved between any two messages.
 
 `respond` serves any number of clients that live in one process (a deployment has one), so that they can be trained
-together. It opens sealed round keys only while it works; what it keeps are the envelopes.
+together. It opens sealed secrets only while it works; what it keeps are the envelopes.
 """
 
 import dataclasses
@@ -11,23 +11,25 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedrp.algorithms.client_dp import most_rounds
-from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals
+from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals, own_words
 from fedrp.compression import coding as codes
 from fedrp.crypto import secure_aggregation
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.mechanisms import quorum
 from fedrp.mechanisms.base import AtClient
-from fedrp.protocol import quorum, wire
+from fedrp.protocol import wire
 from fedrp.protocol.client_state import (
     Client,
     Inbox,
     Site,
     Workbench,
     noted,
-    opened_key,
+    opened_keys,
     place_of,
     read_packet,
     weight_of,
@@ -120,7 +122,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
         indices = [work.client.index for work in works]
         return bench.trainer.train(start, [work.site.data for work in works], indices, round_, sgd, objective)
 
-    key = opened_key(bench, works[0].client, works[0].site, round_)
+    key = opened_keys(bench, works[0].client, works[0].site)(round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
     local = Local(config, key, bench.project, bench.rotate, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
@@ -158,13 +160,14 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
 
 
 def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: int) -> _Plan:
-    state = client.state or bench.algorithm.client.init(bench.config, _initial_model(bench, client, site))
+    key_of = opened_keys(bench, client, site)
+    state = client.state or bench.algorithm.client.init(bench.config, bench.initial(key_of(0)))
     memory = bench.algorithm.server.memory
     past = past_rounds(bench.pipeline, bench.run, bench.aggregate_size, inbox.messages, client.since, round_)
-    keys = [opened_key(bench, client, site, step.round) for step in past]
+    keys = [key_of(step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
-    for key, step in zip(keys, past, strict=True):
+    for key, step in zip(keys, past, strict=True) if bench.config.secure_aggregation else ():
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, step.aggregate, key)
     updates = [None if step.aggregate is None else bench.pipeline.update_of(step.aggregate) for step in past]
     history = [Step(key, update) for key, update in zip(keys, updates, strict=True)]
@@ -177,10 +180,6 @@ def _call_of(work: _Work) -> Message:
     if work.inbox.call is None:
         raise ProtocolError(f"client {work.client.index} was asked for no round")
     return work.inbox.call
-
-
-def _initial_model(bench: Workbench, client: Client, site: Site) -> Vector:
-    return bench.initial(opened_key(bench, client, site, 0))
 
 
 def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | None) -> tuple[Client, bytes]:
@@ -207,13 +206,13 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
     # Its own key is needed again in the next round; if this one is given up, that of the last one that was not.
     replays = bench.algorithm.server.memory == "history"
-    oldest = round_ if replays else plan.past[-1].round
+    oldest = covering(client.envelopes, round_ if replays else plan.past[-1].round) or 0
     moved = dataclasses.replace(
         client,
         round=round_,
         since=round_,
         state=upload.state,
-        envelopes={r: envelope for r, envelope in client.envelopes.items() if r >= oldest},
+        envelopes={r: e for r, e in client.envelopes.items() if r == 0 or r >= oldest},  # keys mix in the set-up's
         last=plan.previous if replays else None,
         left_out=(),
         reply=reply,
@@ -226,14 +225,12 @@ def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
     """What the mechanisms of a round need of a client."""
     client, site, inbox = work[:3]
     asked = _call_of(work)
-    return AtClient(
-        previous=plan.previous,
-        participants=asked.weight,
-        normals=own_normals(site.entropy.noise(bench.run, asked.round, inbox.digest)),
-        warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
-        cohort=Cohort.of(asked.payload) if bench.config.secure_aggregation else None,
-        weight=weight_of(bench, site),
-    )
+    # Made where a mechanism draws: a packet may be a model of 45 MB, and its hash takes time.
+    noise = functools.cache(lambda: site.entropy.noise(bench.run, asked.round, inbox.digest))
+    warn = functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round)
+    cohort = Cohort.of(asked.payload) if bench.config.secure_aggregation else None
+    own = (own_normals(noise), own_words(noise))
+    return AtClient(plan.previous, asked.weight, *own, warn, cohort, weight_of(bench, site))
 
 
 def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -> tuple[Client, Message]:
@@ -246,13 +243,14 @@ def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -
     if client.left_out not in ((), left_out):
         raise ProtocolError(f"client {client.index} helped in another recovery of round {request.round}: refused")
     masker = _masker(bench, client, site, request.round, client.call)
-    words = masker.correction(left_out, bench.upload_size)
-    correction = Message(Kind.CORRECTION, bench.context, request.round, client.index, words)
+    coding = bench.pipeline.upload_coding(bench.upload_size)
+    words = coding.encode(masker.correction(left_out, bench.upload_size), b"")
+    correction = Message(Kind.CORRECTION, bench.context, request.round, client.index, words, width=coding.width)
     return dataclasses.replace(client, left_out=left_out), correction
 
 
 def _masker(bench: Workbench, client: Client, site: Site, round_: int, call: Cohort) -> Masker:
-    key, own = opened_key(bench, client, site, round_), _mask_key(site, client.index)
+    key, own = opened_keys(bench, client, site)(round_), _mask_key(site, client.index)
     if client.mask_keys[client.index].tobytes() != own.public:
         raise ProtocolError(f"the others have another mask key of client {client.index} than it has: sit this run out")
     place = (bench.roster.digest, client.index, bench.run, round_)
@@ -285,11 +283,11 @@ def _no_training(_start: Stack, _objective: Objective) -> Stack:
 
 
 def _dealt(bench: Workbench, client: Client, site: Site, round_: int) -> tuple[Client, Message]:
-    """Draw the key of a round, seal it to everyone in the roster, and sign; once per round."""
+    """Draw the secret of an epoch that begins with a round, seal it to everyone in the roster, and sign; once."""
     if not bench.algorithm.server.round_keys or round_ > bench.config.rounds or round_ <= client.dealt:
         raise ProtocolError(f"client {client.index} deals no key for round {round_}: it has dealt up to {client.dealt}")
-    key = site.entropy.secret("round-key", round_)
+    secret = site.entropy.secret("epoch", round_)
     place = place_of(bench, round_, client.index, client.index)
-    envelopes = seal_to_all(key, site.identity, bench.roster.keys, place)
+    envelopes = seal_to_all(secret, site.identity, bench.roster.keys, place)
     deal = Message(Kind.DEAL, bench.context, round_, client.index, wire.raw(envelopes))
     return dataclasses.replace(client, dealt=round_), deal

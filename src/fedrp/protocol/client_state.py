@@ -17,8 +17,10 @@ from fedrp.algorithms.servers import wire_tag
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.config.run import Resolved
 from fedrp.config.toml import settings_digest
+from fedrp.crypto.epochs import covering, expired
 from fedrp.crypto.masks import NO_PEERS, PeerKeys, merged_keys, peer_keys
 from fedrp.crypto.roster import Roster
+from fedrp.crypto.schedule import round_key
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
@@ -40,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Envelope(NamedTuple):
-    """A sealed round key as it came, and who dealt it."""
+    """The sealed secret of an epoch of round keys as it came, and who dealt it."""
 
     dealer: int
     sealed: bytes
@@ -57,7 +59,7 @@ class Client:
     round: int = 0  # the last round that it took part in; 0 is the set-up. Never falls
     since: int = 0  # the round that `state` is of; falls to 0 when the client is told to rebuild its state
     state: ClientState | None = None
-    envelopes: Mapping[int, Envelope] = field(default_factory=dict)
+    envelopes: Mapping[int, Envelope] = field(default_factory=dict)  # by the first round of their epoch
     call: Cohort | None = None  # of the last round, where uploads are masked
     transcript: bytes = (
         b""  # digest of what its last masked upload was made from, see `fedrp.crypto.secure_aggregation`
@@ -177,25 +179,46 @@ def place_of(bench: Workbench, round_: int, dealer: int, recipient: int) -> Plac
     return Place(bench.run, round_, dealer, recipient, bench.tag, bench.roster.digest, bench.config.sealing)
 
 
-def opened_key(bench: Workbench, client: Client, site: Site, round_: int) -> SecretKey | None:
-    """The key of a round, opened from its envelope; None where the algorithm has no secrets."""
-    if not bench.algorithm.server.round_keys:
-        return None
-    if round_ not in client.envelopes:
-        raise ProtocolError(f"client {client.index} has no sealed key for round {round_}")
-    dealer, sealed = client.envelopes[round_]
-    return site.identity.open(sealed, place_of(bench, round_, dealer, client.index))
+KeyRing = Callable[[int], SecretKey | None]
+
+
+def opened_keys(bench: Workbench, client: Client, site: Site) -> KeyRing:
+    """The key of a round, from the client's envelopes, each opened once; None where the algorithm has no secrets.
+
+    Throw it away with the work that it was made for.
+    """
+    envelopes = client.envelopes
+
+    @functools.cache
+    def opened(first: int) -> SecretKey:
+        dealer, sealed = envelopes[first]
+        return site.identity.open(sealed, place_of(bench, first, dealer, client.index))
+
+    def key(round_: int) -> SecretKey | None:
+        if not bench.algorithm.server.round_keys:
+            return None
+        first = covering(envelopes, round_)
+        if first is None or 0 not in envelopes or expired(first, round_, bench.config.key_epoch):
+            raise ProtocolError(f"client {client.index} has no sealed key for round {round_}")
+        return round_key(opened(0), first, opened(first), round_)
+
+    return key
 
 
 class Inbox(NamedTuple):
     """A packet, read once."""
 
+    packet: bytes
     messages: list[Message]
-    digest: bytes  # of its bytes
 
     def of(self, kind: Kind) -> list[Message]:
         """The messages of a kind."""
         return wire.messages_of(self.messages, kind)
+
+    @property
+    def digest(self) -> bytes:
+        """The hash of its bytes."""
+        return hashlib.sha256(self.packet).digest()
 
     @property
     def call(self) -> Message | None:
@@ -206,8 +229,7 @@ class Inbox(NamedTuple):
 
 def read_packet(bench: Workbench, packet: bytes) -> Inbox:
     """A packet of the server, decoded within the limits of this run."""
-    messages = _accepted(bench, wire.decode(packet, bench.limits))
-    return Inbox(messages, hashlib.sha256(packet).digest())
+    return Inbox(packet, _accepted(bench, wire.decode(packet, bench.limits)))
 
 
 def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
@@ -216,7 +238,7 @@ def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
         if message.context != bench.context:
             raise ProtocolError(
                 f"{message.kind.name} of round {message.round} belongs to another run, or was made for another "
-                "projection: use the same fedrp version and --projection everywhere"
+                "projection: use the same fedrp version and projection everywhere"
             )
     return messages
 
@@ -230,7 +252,7 @@ def noted(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> tuple[C
         known = envelopes.get(message.round)
         if message.round < client.since or envelope == known:
             continue
-        if known is not None:
+        if known is not None or message.round == client.since > 0:  # whose key it has, if from an earlier secret
             raise ProtocolError(
                 f"client {client.index} was sent another key for round {message.round} than it has: refused"
             )

@@ -32,6 +32,6 @@ def from_client(config: Resolved, upload_size: int) -> Limits:
         Kind.HELLO: Limit(1, DIGEST_BYTES + MASK_KEY_BYTES),
         Kind.DEAL: Limit(2, config.clients * ENVELOPE_BYTES[config.sealing]),
         Kind.UPLOAD: Limit(1, upload),
-        Kind.CORRECTION: Limit(1, 4 * upload_size),
+        Kind.CORRECTION: Limit(1, upload),
         Kind.COMPLAINT: Limit(1, 0),
     }

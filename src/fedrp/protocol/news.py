@@ -5,6 +5,7 @@ import functools
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
+from fedrp.crypto.epochs import covering
 from fedrp.protocol import wire
 from fedrp.protocol.server_state import Server, message_of
 from fedrp.protocol.wire import Kind, Message
@@ -53,15 +54,16 @@ def _news(
     first = last if replays else server.latest  # the first round whose outcome it is told
     told = [wire.encode([message_of(server, Kind.REBUILD, asked)])] if rebuild else []
     told += [outcome(past) for past in range(max(first, 1), round_)]
-    wanted = {*range(first, round_ + 1), *([0] if last == 0 else [])}
-    given = last if last else -1  # it has kept the keys of the last round that it took part in
+    rounds = [past for past in range(first, asked + 1) if past in server.aggregates or past == asked]
+    wanted = {covering(server.dealt, past) for past in ([0] if last == 0 else []) + rounds}
+    given = last if last else -1  # it has kept the secrets of the last round that it took part in
     own = [
         dataclasses.replace(
             message_of(server, Kind.SEALED, past, wire.raw(server.dealt[past].envelopes[client])),
             sender=server.dealt[past].dealer,
         )
-        for past in sorted(wanted)
-        if past in server.dealt and past > given and (past in server.aggregates or past in (0, round_))
+        for past in sorted(server.dealt)
+        if past in wanted and past > given
     ]
     seen = server.last_seen[client]
     if keys := [(c, e.signed) for c, e in sorted(server.mask_keys.items()) if seen < e.known <= round_]:

@@ -210,9 +210,9 @@ def _welcomed(server: Server, carrier: Carrier) -> Server:
 
 
 def _with_keys(server: Server, carrier: Carrier, store: Store) -> Server:
-    """Have clients deal the keys that are not there: the first ones, and those whose dealer dropped out.
+    """Have clients deal the secrets that are not there: the first one, and those whose dealer dropped out.
 
-    They are kept before anyone is sent one: a client takes only one key for a round.
+    They are kept before anyone is sent one: a client takes only one for a round.
     """
     for attempt in range(carrier.attempts * server.config.clients):
         packets = server_side.request_key(server, attempt)

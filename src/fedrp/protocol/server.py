@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.compression.coding import place_of
+from fedrp.crypto.epochs import covering
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.means import divided, trimmed_mean
-from fedrp.mechanisms import cohort
+from fedrp.mechanisms import cohort, quorum
 from fedrp.mechanisms.base import Numbers
 from fedrp.mechanisms.cohort import Coins
-from fedrp.protocol import quorum, wire
+from fedrp.protocol import wire
 from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.server_state import (
@@ -28,12 +29,13 @@ from fedrp.protocol.server_state import (
     Reply,
     Server,
     cohort_of,
+    deals_due,
     distrusted,
     message_of,
     next_dealer,
     only_message,
 )
-from fedrp.protocol.tally import Tally, complaints_of, is_lost, received_of, total_of
+from fedrp.protocol.tally import Tally, complaints_of, is_lost, is_spoilt, received_of, rests_on, total_of
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Payload
 from fedrp.types import Packets, Words
 
@@ -80,13 +82,13 @@ def welcome(server: Server, hellos: Replies) -> Server:
 
 
 def take_keys(server: Server, replies: Replies) -> Server:
-    """The server with the envelopes that dealers sent for rounds to come. A key that was dealt is not replaced."""
+    """The server with the envelopes that dealers sent for rounds to come. A secret that was dealt is not replaced."""
     dealt = dict(server.dealt)
     for client, reply in replies.items():
         for message in wire.messages_of(reply.messages, Kind.DEAL):
             size = ENVELOPE_BYTES[server.config.sealing]
             envelopes = split(message.payload.tobytes(), size, server.config.clients, "envelopes")
-            if message.round in _to_be_dealt(server) and client not in distrusted(server):
+            if message.round in deals_due(server, server.round + 1) and client not in distrusted(server):
                 dealt.setdefault(message.round, Dealt(client, tuple(envelopes)))
     return dataclasses.replace(server, dealt=dealt)
 
@@ -124,7 +126,7 @@ def recover(server: Server, tally: Tally) -> tuple[Server, Packets]:
     call = cohort_of(server, server.participants)
     received = received_of(server, tally)
     missing = [client for client in call.clients if client not in received.uploads]
-    if not server.left_out and (not missing or is_lost(server, received) or complaints_of(server, received)):
+    if not server.left_out and (not missing or is_lost(server, received) or is_spoilt(server, received)):
         return server, {}
     try:
         left_out = server.left_out or quorum.choose_left_out(server.config, call, missing, server.round + 1)
@@ -140,7 +142,7 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
 
     A round can be given up (`RoundReport.void`): it counts, has no aggregate, and whatever it has cost in privacy is
     spent. That happens where uploads are too few only because clients' copies of the common model differ (they are told
-    to rebuild them), where a client cannot use the round's key (another client deals the next one), and where the sum
+    to rebuild them), where a client cannot use the round's key (another client deals anew), and where the sum
     of masked uploads is none of honest clients. (No client may send a second upload in one round: with the first one
     it would tell more than either.)
 
@@ -159,25 +161,27 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
         uploads, refused = uploads - set(came), refused | dict.fromkeys(came, why)
     lost = not server.left_out and is_lost(server, received)
     complained = () if server.left_out else complaints_of(server, received)
+    spoilt = not server.left_out and is_spoilt(server, received)
     needed = cohort.needed(server.config, len(server.participants))
-    if len(uploads) < needed and not lost and not complained:
+    if len(uploads) < needed and not lost and not spoilt:
         raise QuorumError(f"round {round_}: {len(uploads)} valid uploads, {needed} needed{_reasons(refused)}")
     if lost and differing & server.differing:
         raise ProtocolError(
             f"round {round_}: the copy of client {min(differing & server.differing)} differs although it was rebuilt: "
-            "begin again with --projection sign if machines are unlike, or with a --quorum that can do without it "
+            "begin again with projection='sign' if machines are unlike, or with a quorum that can do without it "
             "(what these rounds have cost in privacy is spent)"
         )
     outcome = _Outcome()
-    if complained:
+    if spoilt:
         reasons = (f"client {c.client} cannot use the key that client {c.dealer} dealt" for c in complained)
         outcome = _Outcome(void="; ".join(reasons))
     elif lost:
         outcome = _Outcome(void="too few copies of the common model agree")
     else:
         outcome = _aggregated(server, tally, uploads)
-    if outcome.void and not complained and round_ - server.latest >= _MOST_VOID:
+    if outcome.void and not spoilt and round_ - server.latest >= _MOST_VOID:
         raise ProtocolError(f"{_MOST_VOID} rounds in a row were given up, the last because {outcome.void}")
+    useless = {c.round for c in complained if not rests_on(server, c.round)}
     aggregates = dict(server.aggregates)
     if outcome.aggregate is not None:
         aggregates[round_] = outcome.aggregate
@@ -191,7 +195,7 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
         differing=server.differing - received.uploads | differing,
         aggregates=aggregates,
         complaints=(*server.complaints, *complained),
-        dealt={r: d for r, d in server.dealt.items() if r not in {c.round for c in complained}},
+        dealt={r: d for r, d in server.dealt.items() if not spoilt or r not in useless},
     )
     if tally.dealer in received.uploads or tally.dealer in differing:  # also if it is not summed, it deals
         with contextlib.suppress(ProtocolError, WireError):  # no envelopes: `request_key` asks another client
@@ -220,11 +224,12 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
         numbers = trimmed_mean(each, share) if share else divided(total_of(server, tally, uploads), divisor)
         certified = certificate(each) if certificate else None
     past = [server.decoded(r, server.aggregates[r]) for r in sorted(server.aggregates, reverse=True)[:2]]
-    aggregate = pipeline.aggregate(past, numbers, weight, call)
-    if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
-        raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
-    payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
-    try:  # clients would refuse it
+    try:
+        aggregate = pipeline.aggregate(past, numbers, weight, call)
+        if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
+            raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower lr")
+        payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
+        # Clients would refuse what is beyond.
         require_reachable(server.decoded(round_, payload), pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))
@@ -252,24 +257,19 @@ def _reasons(refused: Mapping[int, str]) -> str:
 
 
 def request_key(server: Server, attempt: int) -> Packets:
-    """Ask a client for the keys that the next round needs and that are not there; nothing if they are.
+    """Ask a client for the secrets that the next round's key needs and that are not there; nothing if they are.
 
-    At first these are those of the set-up and of round 1, later those whose dealer dropped out. Count `attempt` up from
-    0 until nothing is asked: each time it is the turn of the next client in the roster.
+    At first that is the one of the set-up, later those whose dealer dropped out. Count `attempt` up from 0 until
+    nothing is asked: each time it is the turn of the next client in the roster.
     """
-    lacking = [r for r in _to_be_dealt(server) if r <= server.config.rounds and r not in server.dealt]
-    if not server.algorithm.round_keys or not lacking:
+    lacking = deals_due(server, server.round + 1)
+    if not lacking:
         return {}
     first = 0 if server.round == 0 else server.round + 1
     requests = [message_of(server, Kind.DEAL_REQUEST, round_) for round_ in lacking]
     turns = [(first + turn) % server.config.clients for turn in range(server.config.clients)]
     dealers = [client for client in turns if client not in distrusted(server)]
     return {dealers[attempt % len(dealers)]: wire.encode(requests)}
-
-
-def _to_be_dealt(server: Server) -> tuple[int, ...]:
-    """The rounds whose keys can still come: the next one and, until there is an aggregate, the set-up."""
-    return (server.round + 1,) if server.aggregates else (0, server.round + 1)
 
 
 def finish(server: Server, clients: tuple[int, ...]) -> Mapping[int, bytes]:
@@ -307,7 +307,7 @@ def _pruned(server: Server) -> Server:
     """Forget what no client can still need. Where missed rounds are replayed, all of them are kept."""
     if server.algorithm.memory == "history":
         return server
-    latest = server.latest
-    keys = {r: d for r, d in server.dealt.items() if r >= latest or (r == 0 and min(server.last_seen) == 0)}
+    oldest = covering(server.dealt, server.latest) or 0
+    keys = {r: d for r, d in server.dealt.items() if r >= oldest or (r == 0 and min(server.last_seen) == 0)}
     needed = sorted(server.aggregates)[-2 if server.config.server_momentum else -1 :]
     return dataclasses.replace(server, aggregates={r: server.aggregates[r] for r in needed}, dealt=keys)

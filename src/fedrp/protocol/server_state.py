@@ -10,6 +10,7 @@ from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.config.run import Resolved
+from fedrp.crypto.epochs import covering, expired
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
 from fedrp.protocol import wire
@@ -36,15 +37,15 @@ class MaskEntry(NamedTuple):
 
 
 class Complaint(NamedTuple):
-    """A client could not use a key that another one dealt."""
+    """A client could not use a secret that another one dealt."""
 
     client: int
     dealer: int
-    round: int
+    round: int  # that it was dealt for
 
 
 class Dealt(NamedTuple):
-    """The envelopes of one round key, one per client, and who dealt them."""
+    """The envelopes of the secret of an epoch of round keys, one per client, and who dealt them."""
 
     dealer: int
     envelopes: tuple[bytes, ...]
@@ -65,7 +66,7 @@ class Server:
     last_seen: tuple[int, ...] = ()  # per client, the last round that it took part in
     differing: frozenset[int] = frozenset()  # clients whose copy of the common model is not everyone's
     aggregates: Mapping[int, Payload] = field(default_factory=dict)  # as sent, of rounds that someone may still need
-    dealt: Mapping[int, Dealt] = field(default_factory=dict)
+    dealt: Mapping[int, Dealt] = field(default_factory=dict)  # by the first round of their epoch
     mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
     complaints: tuple[Complaint, ...] = ()  # that a round was given up for
 
@@ -86,8 +87,8 @@ class Server:
 
     @property
     def aggregate_coding(self) -> Coding:
-        """How aggregates are written. They have as many numbers as uploads."""
-        return self.pipeline.aggregate_coding(self.upload_size)
+        """How aggregates are written. They have as many numbers as uploads, but for those that check a sum."""
+        return self.pipeline.aggregate_coding(self.upload_size - self.pipeline.checks)
 
     def decoded(self, round_: int, aggregate: Payload) -> Numbers:
         """The aggregate of a round, as every client reads it."""
@@ -140,9 +141,25 @@ def distrusted(server: Server) -> frozenset[int]:
     return dealers if len(dealers) < server.config.clients else frozenset()
 
 
+def deals_due(server: Server, round_: int) -> tuple[int, ...]:
+    """For which rounds secrets must still be dealt before `round_` can be opened; mostly for none.
+
+    That is the set-up, until there is an aggregate, and `round_` itself if an epoch begins there: because the one
+    before is over, or a client has complained about its secret.
+    """
+    if not server.algorithm.round_keys or round_ > server.config.rounds:
+        return ()
+    first = covering({0, *server.dealt}, round_) or 0
+    dealer = server.dealt[first].dealer if first in server.dealt else None
+    spoilt = any((c.round, c.dealer) == (first, dealer) for c in server.complaints)
+    begins = first < round_ and (spoilt or expired(first, round_, server.config.key_epoch))
+    set_up = 0 not in server.dealt and not server.aggregates
+    return (*([0] if set_up else []), *([round_] if begins else []))
+
+
 def next_dealer(server: Server, participants: tuple[int, ...], round_: int) -> int | None:
-    """Who deals the key of the round after `round_`: its participants take turns."""
-    if not server.algorithm.round_keys or round_ >= server.config.rounds:
+    """Who deals a secret that begins with the round after `round_`, if one is due: its participants take turns."""
+    if round_ + 1 not in deals_due(server, round_ + 1):
         return None
     away = distrusted(server)
     trusted = [client for client in participants if client not in away]

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.crypto import secure_aggregation
+from fedrp.crypto.epochs import covering
 from fedrp.errors import ProtocolError, WireError
 from fedrp.means import add_weighted
-from fedrp.mechanisms import cohort
+from fedrp.mechanisms import cohort, quorum
 from fedrp.mechanisms.base import Numbers
-from fedrp.protocol import quorum, wire
+from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.server_state import Complaint, Server, cohort_of, next_dealer, only_message, read_one
 from fedrp.protocol.wire import Kind, Limits, Message
@@ -184,24 +185,40 @@ def received_of(server: Server, tally: Tally) -> Received:
 
 
 def complaints_of(server: Server, received: Received) -> tuple[Complaint, ...]:
-    """The complaints that a round is given up for.
+    """The complaints that count: another client deals a secret for the next round, and their dealer does not again.
 
-    Where clients replay every round, all of them need its key; elsewhere a round without masks goes on without who
-    complains, if the others suffice. About the set-up nothing can be done any more once there is an aggregate.
+    They are about the secret of this round, or that of the set-up. Where an aggregate rests on it, a new one is of no
+    use to who complains, if that is the set-up or if clients replay every round.
     """
-    enough = len(received.uploads) >= cohort.needed(server.config, len(server.participants))
-    if server.algorithm.memory != "history" and enough and not server.config.secure_aggregation:
-        return ()
     made = Counter(complaint.client for complaint in server.complaints)
-    rounds = {server.round + 1} if server.aggregates else {0, server.round + 1}
+    replays = server.algorithm.memory == "history"
     return tuple(
         complaint
         for complaint in received.complaints
         if made[complaint.client] < _MOST_COMPLAINTS
-        and complaint.round in rounds
+        and complaint.round in (0, covering(server.dealt, server.round + 1))
         and complaint.round in server.dealt
         and server.dealt[complaint.round].dealer == complaint.dealer
+        and (not rests_on(server, complaint.round) or not (replays or complaint.round == 0))
     )
+
+
+def rests_on(server: Server, first: int) -> bool:
+    """Whether there is an aggregate under the secret that was dealt for round `first`, so that it must be kept."""
+    return server.latest >= max(first, 1)
+
+
+def is_spoilt(server: Server, received: Received) -> bool:
+    """Whether the round is given up for the complaints that count.
+
+    All clients need the secret of the set-up; where they replay every round, or uploads are masked, also that of this
+    round. Elsewhere, and where it cannot be exchanged any more, the round goes on if the others suffice.
+    """
+    counted = complaints_of(server, received)
+    enough = len(received.uploads) >= cohort.needed(server.config, len(server.participants))
+    all_needed = server.algorithm.memory == "history" or server.config.secure_aggregation
+    needed = [c for c in counted if (all_needed or c.round == 0) and not rests_on(server, c.round)]
+    return bool(needed) or (bool(counted) and not enough)
 
 
 def is_lost(server: Server, received: Received) -> bool:

@@ -229,13 +229,21 @@ def numbers(message: Message, coding: Coding, run: bytes) -> Numbers:
     return coding.decode(message.payload, place_of(run, message.round, message.sender))
 
 
-def sizes(packet: bytes) -> dict[Kind, int]:
+class Size(NamedTuple):
+    """Encoded bytes of messages."""
+
+    headers: int = 0
+    payloads: int = 0
+
+
+def sizes(packet: bytes) -> dict[Kind, Size]:
     """Encoded bytes of a valid packet, by kind of message."""
-    counts: dict[Kind, int] = {}
+    counts: dict[Kind, Size] = {}
     start = 0
     while start < len(packet):
         _, kind, dtype_code, *_, count, _, _ = _HEADER.unpack_from(packet, start)
-        size = HEADER_BYTES + count * (1 if dtype_code & _PACKED else _DTYPES[dtype_code].itemsize)
-        counts[Kind(kind)] = counts.get(Kind(kind), 0) + size
-        start += size
+        size = count * (1 if dtype_code & _PACKED else _DTYPES[dtype_code].itemsize)
+        headers, payloads = counts.get(Kind(kind), Size())
+        counts[Kind(kind)] = Size(headers + HEADER_BYTES, payloads + size)
+        start += HEADER_BYTES + size
     return counts

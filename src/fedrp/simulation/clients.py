@@ -39,7 +39,8 @@ class ClientShard(Shard[bytes]):
         self._replied: set[int] = set()  # whose states hold their reply
 
     def _made_site(self, client: int) -> Site:
-        return simulated_site(RunSeed(self._setup.config.seed), client, self._setup.data[client])
+        data = self._setup.data[client].on(self._model.device)  # there for the whole run
+        return simulated_site(RunSeed(self._setup.config.seed), client, data)
 
     def hello(self) -> Packets:
         """Every client's first packet."""

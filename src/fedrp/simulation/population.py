@@ -24,13 +24,13 @@ from fedrp.backends.workers import Backend
 from fedrp.config.run import Resolved
 from fedrp.config.speed import Speed
 from fedrp.files import SHARED, write_content, writing
-from fedrp.learning.evaluate import Correct, Score, score
+from fedrp.learning.evaluate import Metrics, Score, score
+from fedrp.learning.holdings import Holdings
 from fedrp.learning.layout import ModelFactory, State
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import LocalModel
 from fedrp.means import weighted_sum
 from fedrp.projection import kernels
-from fedrp.simulation.holdings import Holdings
 from fedrp.types import Vector
 
 _WAVE_CLIENTS = 64  # per worker, whose packets and replies are in memory at a time, see `Population.waves`
@@ -48,7 +48,7 @@ class ShardSetup(NamedTuple):
     run: bytes
     factory: ModelFactory
     loss: Loss
-    correct: Correct
+    metrics: Metrics
     groups: dict[int, list[int]]  # group number -> its clients
     data: Mapping[int, Examples]
     test: Examples
@@ -86,6 +86,7 @@ class Shard(ABC, Generic[End]):
 
     def __init__(self, setup: ShardSetup, model: LocalModel) -> None:
         self._setup, self._model = setup, model
+        self._test = setup.test.on(model.device)
         self._changed = set(setup.groups)  # whose states `changed` has not told of
 
     @abstractmethod
@@ -114,7 +115,7 @@ class Shard(ABC, Generic[End]):
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
-        return score(self._model, model, self._setup.test, self._setup.correct)
+        return score(self._model, model, self._test, self._setup.metrics)
 
     def state(self, model: Vector) -> bytes:
         """All of a given model, see `LocalModel.state`; packed, as a tensor in a pipe would take a file descriptor."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrp.algorithms.client_side import Local, Participant, Step, Upload, own_normals
+from fedrp.algorithms.client_side import Local, Participant, Step, Upload, own_normals, own_words
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
@@ -113,8 +113,12 @@ class Round:
 
     def context(self, client: int) -> AtClient:
         """What mechanisms know at a client."""
-        normals, previous = own_normals(KEYS[-1].derive(f"noise {client}")), self.past[0] if self.past else None
-        return AtClient(previous, len(self.clients), normals, warn=_refuse)
+        previous = self.past[0] if self.past else None
+
+        def noise() -> SecretKey:
+            return KEYS[-1].derive(f"noise {client}")
+
+        return AtClient(previous, len(self.clients), own_normals(noise), own_words(noise), warn=_refuse)
 
     def aggregate(self, uploads: list[Upload]) -> Vector:
         """What the server makes of uploads, all of weight 1."""

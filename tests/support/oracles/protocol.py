@@ -110,7 +110,7 @@ def roster_digest(entries):
 
 
 def place(run, round_, dealer, recipient, tag, roster, sealing):
-    return b"fedrp round key v2|" + struct.pack("<16sIIIH32s", run, round_, dealer, recipient, tag, roster) + sealing
+    return b"fedrp epoch secret v1|" + struct.pack("<16sIIIH32s", run, round_, dealer, recipient, tag, roster) + sealing
 
 
 def seal(key, dealer, recipient, ephemeral, where):
@@ -124,7 +124,7 @@ def seal(key, dealer, recipient, ephemeral, where):
 
 
 def opened(envelope, dealer, keys, where):
-    """The round key in an envelope; raises if signature or seal is wrong."""
+    """The secret in an envelope; raises if signature or seal is wrong."""
     sealed, signature = envelope[:-SIGNATURE], envelope[-SIGNATURE:]
     Ed25519PublicKey.from_public_bytes(dealer).verify(signature, where + sealed)
     if where.endswith(b"x25519"):
@@ -139,6 +139,15 @@ def opened(envelope, dealer, keys, where):
         shared = hashlib.sha3_256(mixed + bytes.fromhex("5c2e2f2f5e5c")).digest()
     aead, nonce = key_schedule(kem, shared, where)
     return aead.decrypt(nonce, sealed[len(enc) :], b"")
+
+
+def round_key(secrets, round_):
+    """The key of a round, from the secrets that were dealt, by the first round of their epoch."""
+    first = max(dealt for dealt in secrets if dealt <= round_)
+    epoch = secrets[0]
+    if first:
+        epoch = expand(extract(derived(secrets[0], "epochs"), secrets[first]), b"fedrp/epoch/" + str(first).encode())
+    return derived(epoch, f"round-key/{round_}")
 
 
 def dhkem_secret(exchanged, enc, recipient):
@@ -245,6 +254,37 @@ def fixed_point(values, bound, step, weight):
 def mean(total, step, divisor):
     signed = [word - 2**32 if word >= 2**31 else word for word in total]
     return [float(np.float32(number * step / divisor)) for number in signed]
+
+
+def spread(x, place):
+    """Section 3, by matrices: no fast transform, in binary64."""
+    seed = int.from_bytes(hashlib.sha256(b"fedrp public randomness v1|" + place).digest()[:16], "little")
+    words = iter(np.random.Philox(key=seed).random_raw(4 * -(-len(x) // 64) + 4).tolist())
+    size = 2 ** int(math.log2(len(x)))
+    hadamard = np.array([[(-1) ** (i & j).bit_count() for j in range(size)] for i in range(size)]) / math.sqrt(size)
+    x = np.array(x, np.float64)
+    for _ in range(2):
+        x = np.concatenate([x[len(x) - len(x) // 2 :], x[: len(x) - len(x) // 2]])
+        for block in (slice(start, start + size) for start in sorted({0, len(x) - size})):
+            bits = "".join(f"{next(words):064b}"[::-1] for _ in range(-(-size // 64)))[:size]
+            x[block] = hadamard @ (x[block] * [1 - 2 * int(bit) for bit in bits])
+    return x
+
+
+def levels(x, norm, most, steps, clients, noise_key):
+    """Words of few bits without noise, with the two whole ones; `norm` is the common one, or None."""
+    own = min(most, math.sqrt(sum(number * number for number in x)))
+    bound = (2 + math.log2(steps) / 3) * (own if norm is None else norm) / math.sqrt(len(x))
+    coins = Key(derived(noise_key, "rounding")).keystream(4 * len(x)).view("<u4").tolist()
+    scaled = [max(-bound, min(bound, number)) / bound for number in spread(x, b"masked").tolist()]
+    made = [math.floor((y + 1) * steps / 2 + coin * 2.0**-32) for y, coin in zip(scaled, coins, strict=True)]
+    return [*made, fixed_point([own], most, most * clients / (2**31 - 1 - clients), 1)[0], sum(made) % 2**32]
+
+
+def packed(words, width, whole):
+    bits = "".join(f"{word % 2**width:0{width}b}"[::-1] for word in words[: len(words) - whole])
+    data = bytes(int(bits[start : start + 8][::-1], 2) for start in range(0, len(bits), 8))
+    return data + whole_numbers(words[len(words) - whole :])
 
 
 # --- section 7: the model and its mark --------------------------------------------------------------------------------
