@@ -232,7 +232,7 @@ def membership(name: str) -> dict[str, Any]:
     folder = WORK / f"{name}-run"
     shutil.rmtree(folder, ignore_errors=True)
     accuracy = simulate(config, named_task(config), out=folder).as_json()["accuracy"]
-    return {**attack_membership(folder), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+    return {**attack_membership(folder).as_json(), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
 
 
 def labels(name: str) -> dict[str, Any]:

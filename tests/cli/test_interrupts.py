@@ -20,7 +20,7 @@ MOMENTS = [
     "numpy",
     "torch._C",
     "torch.nn.modules",
-    "fedrp.simulation.states",
+    "fedrp.backends.states",
 ]
 
 

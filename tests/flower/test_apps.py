@@ -467,6 +467,13 @@ def test_a_server_that_cannot_work_says_so(changes: dict[str, object], told: str
         run.run()
 
 
+def test_a_server_says_first_what_noise_lets_the_run_learn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", noise_multiplier=1000.0), start_timeout=0.1)
+    with pytest.raises(FedRPError, match="0 sites online"):
+        run.run(online=lambda: [])
+    assert "fedrp: this model is expected to stay near chance" in caplog.text
+
+
 def test_too_few_sites_is_one_clear_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = FlowerFederation(tmp_path, tiny_config("fedavg"), start_timeout=0.5)
     with pytest.raises(FedRPError, match=r"2 sites online after 0.5 s, 4 needed"):

@@ -11,9 +11,9 @@ import torch
 
 from fedrp import Speed, Task, simulate
 from fedrp.algorithms.table import methods
+from fedrp.backends.states import StateStore
 from fedrp.learning.holdings import Holdings
 from fedrp.learning.objective import Examples
-from fedrp.simulation.states import StateStore
 from helpers import tiny_config, tiny_task
 
 

@@ -20,6 +20,14 @@ from fedrp.learning.trainer import batch_input
 _INPUTS, _TARGETS = 0, 1  # fields of `Examples`
 
 
+def require_device(name: str) -> None:
+    """Refuse a device that torch does not have here."""
+    try:
+        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
+        raise ConfigError(f"device '{name}' is not available here: use device='cpu'") from None
+
+
 def preflight(
     factory: ModelFactory,
     loss: Loss,

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedrp.errors import ConfigError
 from fedrp.files import writing
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE
+from fedrp.reporting.statements import quote
 
 _ACCURACY = "accuracy"  # in percent; other measures are as their functions give them
 
@@ -75,15 +76,7 @@ def _bytes(result: dict[str, Any], way: str) -> str:
 
 def privacy_lines(result: dict[str, Any]) -> list[str]:
     """Against whom which epsilon holds, a line per adversary, and what to beware of."""
-    lines = []
-    for item in result["privacy"]:
-        verdict = (
-            f"no guarantee ({item['reason']})"
-            if item["epsilon"] is None
-            else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}; neighbours: {item['adjacency']}"
-        )
-        lines.append(f"against {item['adversary']}: {verdict}")
-    return [*lines, *(f"warning: {text}" for text in result["warnings"])]
+    return [*map(quote, result["privacy"]), *(f"warning: {text}" for text in result["warnings"])]
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:

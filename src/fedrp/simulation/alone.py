@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedrp.algorithms.client_side import stacked
+from fedrp.backends.states import StateStore, budget_of
 from fedrp.backends.workers import Backend
 from fedrp.engines.choice import make_trainer
 from fedrp.learning.initial import public_initial
@@ -21,7 +22,6 @@ from fedrp.simulation.identities import simulated_coins
 from fedrp.simulation.population import Population, Shard, ShardSetup
 from fedrp.simulation.result import RoundRecord, Traffic, Trained
 from fedrp.simulation.runfolder import Files, Progress, RunFolder
-from fedrp.simulation.states import StateStore, budget_of
 from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from fedrp.config.run import RunConfig
 from fedrp.config.speed import Speed
 from fedrp.errors import ConfigError
@@ -33,11 +31,3 @@ def require_arguments(
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ConfigError(f"{name}={function!r} is not valid: expected a function")
-
-
-def require_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
-    try:
-        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
-        raise ConfigError(f"device '{name}' is not available here: use device='cpu'") from None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedrp.algorithms.outlook import Outlook
 from fedrp.config.run import Resolved
 from fedrp.errors import ConfigError
 from fedrp.learning.evaluate import Evaluation, Headline
@@ -125,6 +126,7 @@ class RunResult:
     last_traffic: Traffic  # of the packets that end the run
     privacy: tuple[Guarantee, ...]
     warnings: tuple[str, ...]  # about what the statements are worth
+    outlook: Outlook | None  # what noise lets it learn, as said before round 1
     model: Vector
     seconds: float
     images_per_round: float
@@ -228,6 +230,8 @@ class RunResult:
             "adjacency": quoted.adjacency.value if quoted else None,
             "privacy": [statement.as_json() for statement in self.privacy],
             "warnings": list(self.warnings),
+            "signal_to_noise": self.outlook and self.outlook.signal_to_noise,
+            "outlook": self.outlook and self.outlook.expectation.value,
             "noise_multiplier": config.noise_multiplier,
             "clip": config.clip,
             "ball": config.ball,

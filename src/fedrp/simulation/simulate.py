@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fedrp.algorithms.given_start import require_hidden_start
+from fedrp.algorithms.outlook import Outlook, announced_outlook
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
@@ -31,7 +32,7 @@ from fedrp.engines.calibration import Workload, choose_engine
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
-from fedrp.learning.preflight import preflight
+from fedrp.learning.preflight import preflight, require_device
 from fedrp.learning.task import Task, examples, split_already, split_among_clients
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
@@ -43,7 +44,7 @@ from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
-from fedrp.simulation.arguments import require_arguments, require_device
+from fedrp.simulation.arguments import require_arguments
 from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster, simulated_run_id
@@ -114,6 +115,7 @@ def simulate(
     parts, owners = list(setup.data.values()), list(split_already(task))
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, torch.device(speed.device), owners)
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
+    outlook = announced_outlook(setup.config, layout.size, task.model)
     records: list[RoundRecord] = []
     best: Best | None = None
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
@@ -140,7 +142,7 @@ def simulate(
                 break
         if records[-1].round < setup.config.rounds:  # it was stopped, and measured as one of many rounds
             records[-1] = records[-1]._replace(evaluation=evaluate(setup.config, course, all_clients=True))
-        result = _finish(course, setup, task, records, layout.size, privacy, seconds, best)
+        result = _finish(course, setup, task, records, layout.size, privacy, outlook, seconds, best)
         if folder:
             folder.finish(result, best is not None)
     return result
@@ -240,6 +242,7 @@ def _finish(
     records: list[RoundRecord],
     parameters: int,
     privacy: tuple[Guarantee, ...],
+    outlook: Outlook | None,
     seconds: float,
     best: Best | None,
 ) -> RunResult:
@@ -257,6 +260,7 @@ def _finish(
         last_traffic=course.last_traffic(),
         privacy=privacy,
         warnings=delta_warnings(privacy, setup.config.clients, examples_held),
+        outlook=outlook,
         model=model,
         seconds=seconds,
         images_per_round=examples_held * setup.config.local_epochs * setup.config.participation,

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedrp.config.run import Resolved, RunConfig
-from fedrp.config.toml import to_json
+from fedrp.config.toml import from_settings, to_json
 from fedrp.errors import ConfigError
 
 
@@ -46,3 +47,15 @@ def require_extensible(config: Resolved, rounds: int, what: str) -> None:
         raise ConfigError(
             f"{what} was started with rounds={rounds}, its masks are bound to all settings: start a new run with more"
         )
+
+
+def begun_config(folder: Path) -> RunConfig:
+    """The settings of the run in a folder.
+
+    Raises:
+        ConfigError: it holds none that can be read.
+    """
+    try:
+        return from_settings(RunConfig, dict(json.loads((folder / "config.json").read_text())))
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(f"{folder} is not the folder of a run: it has no readable config.json") from None
