@@ -16,7 +16,7 @@ _DEFAULT_LR = 0.1  # for models that are not in the table
 
 def resolved(config: RunConfig, parameters: int) -> Resolved:
     """The config with every default that its algorithm uses filled in; refuses settings it does not use."""
-    config = dataclasses.replace(config.stored, lr=learning_rate(config))
+    config = dataclasses.replace(config.stored, lr=learning_rate(config), lr_rule=_lr_rule(config))
     if config.trimmed_share:
         _require_trimmable(config)
     if config.secure_aggregation:
@@ -71,6 +71,13 @@ def learning_rate(config: RunConfig) -> float:
         return config.lr
     lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
     return lr * method_of(config).lr_factor
+
+
+def _lr_rule(config: RunConfig) -> str | None:
+    """Whether the learning rate follows the number of steps: where there is such a rule, and none is given."""
+    if "lr_rule" not in method_of(config).settings or config.lr_rule is not None:
+        return config.lr_rule
+    return "steps" if config.stored.lr is None else "fixed"
 
 
 def _require_summable(config: RunConfig) -> None:

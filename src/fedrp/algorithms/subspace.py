@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -102,6 +103,16 @@ def step_size(lr: float, momentum: float, norm_bound: float, steps: int) -> floa
     return lr * min(1.0, share * _LONGEST_STEP / norm_bound)
 
 
+def coarseness(bits: float) -> float:
+    """By how much shorter the longest steps are where the server sends its mean with so many bits a number: 2 for 1.
+
+    A code of b bits adds an error of about (pi/2 - 1) / 4^(b-1) of the mean's square. Where steps are as long as they
+    may be, m = 992 with 1 bit, half of them learn more: 97.6 instead of 96.1 % on MNIST (docs/results.md).
+    """
+    error = (math.pi / 2 - 1) / 4 ** (bits - 1) if bits >= 1 else math.pi / 2 / bits - 1
+    return float((1 + error) ** 1.5)
+
+
 def _path(steps: int, momentum: float) -> float:
     """How far SGD with momentum comes with gradients that are all the same, of length 1, and learning rate 1."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
@@ -152,7 +163,9 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return matrix.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
+    rate = functools.partial(
+        step_size, config.lr, config.momentum, projection.norm_bound * coarseness(config.bits_down)
+    )
     thetas = local.train(start, Objective(gradient, weights, rate, at_once=True))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
     sent = local.rotate(key).forward(thetas)

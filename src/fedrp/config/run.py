@@ -13,6 +13,7 @@ from fedrp.errors import ConfigError
 from fedrp.types import MAX_CLIENTS, MAX_ROUNDS
 
 WEIGHTINGS = ("uniform", "samples")
+LR_RULES = ("fixed", "steps")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
@@ -40,6 +41,9 @@ class RunConfig:
     local_epochs: int = setting(1, "local epochs E per round")
     batch_size: int = setting(64, "examples per local step")
     lr: float | None = setting(None, "learning rate of local SGD; default by model and algorithm")
+    lr_rule: str | None = setting(
+        None, "fixed, or steps: a longer step where a client takes few in a round ({names}); default steps without lr"
+    )
     momentum: float = setting(0.9, "momentum of local SGD")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
@@ -123,6 +127,7 @@ class Resolved(RunConfig):
 
     lr: float = 0.0
     rho: float = 0.0
+    lr_rule: str = ""
     projection: str = ""
     rotation: str = ""
     dim: int = 0  # where nothing is projected
@@ -220,6 +225,7 @@ def _check_federation(config: RunConfig) -> None:
 def _check_local_training(config: RunConfig) -> None:
     _require_whole(config, "local_epochs", "batch_size")
     _require_positive(config, "lr", "rho")
+    require_choice("lr_rule", config.lr_rule or "fixed", LR_RULES)
     _require_below_one(config, "momentum")
     _require_not_negative(config, "grad_clip", "proximal")
 
@@ -268,7 +274,7 @@ GROUPS = (
     ),
     Group(
         "Local training",
-        ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
+        ("model", "local_epochs", "batch_size", "lr", "lr_rule", "momentum", "grad_clip", "rho", "proximal"),
         _check_local_training,
     ),
     Group("Size of messages", ("dim", "projection", "rotation", "bits", "bits_down", "bytes"), _check_projection),
