@@ -127,7 +127,7 @@ BALL = game("fedrp", clients=1, ball=0.02)
 
 def label(config: RunConfig) -> str:
     masked = "-masked" if config.secure_aggregation else ""
-    few = f"-{config.bits:g}-bits" if config.bits < 32 else ""
+    few = f"-{config.bits:g}-bits" if (config.bits or 32) < 32 else ""
     return f"{config.algorithm}-{config.dp_noise}-{config.clients}-{config.rounds}{masked}{few}"
 
 

@@ -201,8 +201,8 @@ def test_a_table_called_run_is_read_like_the_keys_themselves(ask: Ask, small: li
 def test_without_options_the_recommended_mode_trains_on_the_bundled_data(ask: Ask) -> None:
     answer = ask("run", "--rounds=1", "--train-examples=40", "--clients=2", "--json", "--out=run")
     result = json.loads(answer.out)
-    assert (result["algorithm"], result["dataset"], result["dim"]) == ("fedrp-subspace", "mnist-mini", 32_736)
-    assert 4096 <= result["bytes_up"] < 4096 + 64
+    assert (result["algorithm"], result["dataset"], result["dim"]) == ("fedrp-subspace", "mnist-mini", 4064)
+    assert 512 <= result["bytes_up"] < 512 + 64
     config = json.loads(Path("run/config.json").read_text())
     assert (config["bits"], config["bits_down"], config["bytes"]) == (1.0, 1.0, None)
 

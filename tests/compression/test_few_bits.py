@@ -186,7 +186,7 @@ def test_a_number_that_is_told_is_exact_beside_few_bits() -> None:
     ("changes", "message"),
     [
         ({"bits": 9.0}, "bits=9.0 is not valid: expected 1 to 8, 16, 32"),
-        ({"bytes": 4}, "bytes=4 is not valid: a vector takes at least 5"),
+        ({"bytes": 4}, "bytes=4 is too few: dim=1 takes 5"),
         ({"bits": 0.5, "secure_aggregation": True}, "bits=0.5 is not valid for masked uploads: use 1, and a smaller"),
         (
             {"bits": 1.0, "secure_aggregation": True, "weighting": "samples"},
@@ -196,7 +196,7 @@ def test_a_number_that_is_told_is_exact_beside_few_bits() -> None:
             {"bytes": 99, "secure_aggregation": True, "weighting": "samples"},
             "masked uploads of few bits: weights would",
         ),
-        ({"bytes": 9, "secure_aggregation": True, "clients": 500}, "a vector takes at least 10"),
+        ({"bytes": 9, "secure_aggregation": True, "clients": 500}, "bytes=9 is too few: dim=1 takes 10"),
         ({"bytes": 99, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
         ({"bits": 1.0, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
     ],
@@ -212,10 +212,9 @@ LENET = 61_706
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, (32_736, 1.0, 1.0)),  # 4,096 bytes each way, of which 4 are the scale
-        ({"bits": 32.0}, (1024, 32.0, 32.0)),
-        ({"bits": 4.0}, (8184, 4.0, 4.0)),
-        ({"bits_down": 32.0}, (32_736, 1.0, 32.0)),
+        ({}, (4064, 1.0, 1.0)),  # 512 bytes each way, of which 4 are the scale
+        ({"bits": 4.0}, (4064, 4.0, 4.0)),
+        ({"bits_down": 32.0}, (4064, 1.0, 32.0)),
         ({"dim": 1000}, (1000, 32.0, 32.0)),  # as it was before there were few bits
         ({"dim": 1000, "bits": 2.0}, (1000, 2.0, 32.0)),
         ({"bytes": 512}, (4064, 1.0, 1.0)),
@@ -223,7 +222,8 @@ LENET = 61_706
         ({"bytes": 512, "bits": 8.0}, (508, 8.0, 8.0)),
         ({"dp_epsilon": 5.0}, (1000, 32.0, 32.0)),  # noise: docs/results.md
         ({"noise_multiplier": 1.0, "clip_quantile": 0.5}, (1000, 32.0, 32.0)),
-        ({"secure_aggregation": True}, (1000, 32.0, 32.0)),
+        ({"secure_aggregation": True}, (4064, 1.0, 1.0)),
+        ({"secure_aggregation": True, "weighting": "samples"}, (1000, 32.0, 32.0)),  # weighted sums are exact
         ({"algorithm": "fedrp"}, (1000, 32.0, 32.0)),  # as printed
         ({"algorithm": "fedrp", "bytes": 512}, (4064, 1.0, 1.0)),
     ],
@@ -244,8 +244,8 @@ def test_no_default_is_more_than_the_model_has(given: dict[str, object]) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bytes": 100, "dim": 1000}, "bytes=100 is too few: dim=1000 with bits=1 takes 129"),
-        ({"bytes": 100, "dim": 50, "bits": 32.0}, "bytes=100 is too few: dim=50 with bits=32 takes 200"),
+        ({"bytes": 100, "dim": 1000}, "bytes=100 is too few: dim=1000 takes 129"),
+        ({"bytes": 100, "dim": 50, "bits": 32.0}, "bytes=100 is too few: dim=50 takes 200"),
         ({"bytes": 512, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
     ],
 )

@@ -256,7 +256,7 @@ def test_published_moments_are_those_of_the_bundled_data() -> None:
     ("changes", "words"),
     [
         ({"y_train": np.arange(19) % 3}, ["[x_train]", "20 examples", "[y_train]", "19 labels"]),
-        ({"y_train": np.zeros((20, 1), int)}, ["[y_train]", "(20, 1)"]),
+        ({"y_train": np.zeros((20, 2), int)}, ["[y_train]", "(20, 2)"]),
         ({"y_train": np.zeros(20)}, ["[y_train]", "integer", "float64"]),
         ({"y_train": np.arange(20) - 1}, ["[y_train]", "got -1"]),
         ({"y_train": np.arange(20) + 1}, ["[y_train]", "got 20"]),

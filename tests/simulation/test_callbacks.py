@@ -81,7 +81,7 @@ def test_a_model_cannot_be_had_after_its_round(task: Task) -> None:
 @pytest.mark.parametrize(
     ("on_round", "told"),
     [
-        (3, "on_round is a int: give a function of"),
+        (3, "on_round=3 is not valid: expected a function"),
         (lambda record: None, "on_round does not take"),
         (print, None),
     ],

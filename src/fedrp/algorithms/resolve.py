@@ -44,7 +44,7 @@ def _sized(config: RunConfig, parameters: int) -> RunConfig:
         config,
         dim=config.dim or own.numbers,
         bits=config.bits or own.bits,
-        bits_down=config.bits_down or own.bits_down,
+        bits_down=config.bits_down or (own.bits_down if config.dim or config.bytes else config.bits or own.bits_down),
     )
 
 

@@ -203,7 +203,7 @@ def within_budget(nbytes: int, parameters: int, given: Size, up: Cost, down: Cos
 
     numbers = given.numbers or bisect.bisect_right(range(1, parameters + 1), nbytes, key=least)
     if nbytes < least(max(1, numbers)):
-        raise ConfigError(f"bytes={nbytes} is too few: {max(1, numbers)} numbers take {least(max(1, numbers))}")
+        raise ConfigError(f"bytes={nbytes} is too few: dim={max(1, numbers)} takes {least(max(1, numbers))}")
     ways = ((up, given.bits), (down, given.bits_down))
     bits, bits_down = (own or max(b for b in _WIDTHS if cost(numbers, b) <= nbytes) for cost, own in ways)
     return Size(numbers, bits, bits_down)

@@ -214,7 +214,9 @@ def _finish(desk: _Desk, packet: bytes) -> bytes:
 def _preflight(desk: _Desk) -> None:
     """Find a mistake in the task before the site joins the run."""
     task, device = desk.task, desk.bench.trainer.model.device
-    preflight(task.model, task.loss, task.metrics, [desk.site.data], _test_set(task), device)
+    config = desk.bench.config
+    finite = not (config.private or config.ball)
+    preflight(task.model, task.loss, task.metrics, [desk.site.data], _test_set(task), device, finite=finite)
 
 
 def _test_set(task: LocalTask) -> Examples | None:

@@ -30,9 +30,9 @@ _TAKEN = """
     bytes_keys_down_total bytes_keys_per_client bytes_keys_up bytes_keys_up_total bytes_payload_down
     bytes_payload_up bytes_up bytes_up_total client clients clip consensus_bound dataset delivered_round delta
     dim dropped epsilon evaluation_seconds event finished goal headline history images_per_second local_epochs
-    loss lr model momentum name noise_multiplier parameters participants participation partition peak_rss_mb
+    loss lr model momentum name noise_multiplier outlook parameters participants participation partition peak_rss_mb
     privacy projection rho role round rounds rounds_done run seconds seconds_per_round secure_aggregation seed
-    time train_examples updated warnings
+    signal_to_noise time train_examples updated warnings
 """
 
 

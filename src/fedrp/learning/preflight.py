@@ -36,11 +36,12 @@ def preflight(
     test: Examples | None,
     device: torch.device,
     owners: Sequence[str] = (),
+    finite: bool = True,
 ) -> float:
     """Do on a few examples what a run does on all: a step of training, a score. Returns the loss of an untrained model.
 
     Metrics see the whole test set here too: some are not defined on a few examples, e.g. of one class. `owners` say in
-    errors whose the parts of `train` are.
+    errors whose the parts of `train` are. Without `finite` a loss may be none: with noise, to stop would tell of data.
 
     Guarantees: works on a model of its own and draws nothing from torch's global generator, so no result changes.
 
@@ -72,7 +73,7 @@ def preflight(
             if test is not None and metrics:
                 _try_metrics(module, metrics, test, device)
     for (number, _), value in zip(tried, losses, strict=True):
-        if not math.isfinite(value):
+        if finite and not math.isfinite(value):
             raise ConfigError(
                 f"Task(loss=...) is {value} for {_owner(owners, number)} before any training: look at the loss and at "
                 "the scale of inputs and targets, no learning rate mends that"

@@ -169,11 +169,10 @@ def examples(source: Source, owner: str) -> Examples:
         ConfigError: the source is of no kind that `Task` takes.
         DataError: it is empty, uneven or not finite.
     """
-    pair = _pair(source, owner)
-    for name, part in zip(("inputs", "targets"), pair, strict=True):
-        _require_no_text(part, f"{owner} has {name}")
     try:
-        given_x, given_y = pair
+        given_x, given_y = _pair(source, owner)
+        for name, part in (("inputs", given_x), ("targets", given_y)):
+            _require_no_text(part, f"{owner} has {name}")
         x, y = given_x if isinstance(given_x, Pixels) else torch.as_tensor(given_x), torch.as_tensor(given_y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{owner} cannot be made tensors: {first_line(error)}") from error

@@ -113,7 +113,8 @@ def simulate(
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
     parts, owners = list(setup.data.values()), list(split_already(task))
-    untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, torch.device(speed.device), owners)
+    device, finite = torch.device(speed.device), not (setup.config.private or setup.config.ball)
+    untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     outlook = announced_outlook(setup.config, layout.size, task.model)
     records: list[RoundRecord] = []
