@@ -22,13 +22,16 @@ def _subspace(dims: Iterable[int], more: str = "") -> dict[str, str]:
 
 
 def _fedavg_rates(rates: Iterable[float]) -> dict[str, str]:
-    return {"fedavg-default": "", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
+    return {"fedavg-default": "--lr 0.1", **{f"fedavg-lr{lr}": f"--lr {lr}" for lr in rates}}
 
 
 # What the subspace mode uses by default with LeNet-5 and 100 clients, with m of at least n/64 and below; said aloud
 # because earlier versions had other defaults.
 OWN = " --lr 0.2 --server-momentum 0.5"
 WITHOUT = " --lr 0.2 --server-momentum 0"
+# FedAvg's learning rate before it followed the number of local steps; its default is now that of --lr 0.4 with ten
+# steps a round, and of --lr 0.1 with forty and more.
+DEFAULT_FEDAVG = "--algorithm fedavg --lr 0.1"
 MNIST = "--dataset mnist --clients 100 --rounds 30"
 PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
 PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
@@ -77,7 +80,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
         f"{MNIST} --local-epochs 1",
         {
-            "fedavg": "--algorithm fedavg",
+            "fedavg": DEFAULT_FEDAVG,
             "fedadmm": "--algorithm fedadmm",
             "fwc": "--algorithm fwc",
             "fedrp-1000": "--algorithm fedrp --projection gaussian --dim 1000",
@@ -88,7 +91,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "subspace": Experiment(
         "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
         f"{MNIST} --local-epochs 1",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
+        {"fedavg": DEFAULT_FEDAVG, **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
         seeds=(0, 1, 2),
     ),
     "other-momentum": Experiment(
@@ -123,7 +126,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Accuracy against what a client sends, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         f"{MNIST} --local-epochs 1",
         {
-            "fedavg": "--algorithm fedavg",
+            "fedavg": DEFAULT_FEDAVG,
             **_subspace(BUDGETS[:5], WITHOUT),
             **_subspace(BUDGETS[5:], OWN),
             **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}" for m in BUDGETS},
@@ -165,7 +168,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "five-epochs": Experiment(
         "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
         f"{MNIST} --local-epochs 5",
-        {"fedavg": "--algorithm fedavg", **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
+        {"fedavg": DEFAULT_FEDAVG, **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
     ),
     "five-epochs-grid": Experiment(
         "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
@@ -179,7 +182,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             f"{name}-{split}": f"--partition {split} {options}"
             for split in ("dirichlet:0.1", "shards:2")
             for name, options in {
-                "fedavg": "--algorithm fedavg",
+                "fedavg": DEFAULT_FEDAVG,
                 "fedavg-momentum": f"--algorithm fedavg{OWN}",
                 **_subspace((1000,), OWN),
                 "without": _subspace((1000,), WITHOUT)["fedrp-subspace-1000"],
@@ -204,7 +207,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "CIFAR-10, a fifth of the training images, the paper's GroupNorm network, 50 clients, 12 rounds, E = 1",
         "--dataset cifar10 --train-examples 10000 --model cnn --clients 50 --rounds 12 --local-epochs 1",
         {
-            "fedavg": "--algorithm fedavg",
+            "fedavg": DEFAULT_FEDAVG,
             "fedadmm": "--algorithm fedadmm",
             "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
             **_subspace((10000,)),
@@ -310,7 +313,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",
         {
-            "fedavg": "--algorithm fedavg",
+            "fedavg": DEFAULT_FEDAVG,
             "fedavg-0.2": "--algorithm fedavg --lr 0.2",
             "fedavg-0.4": "--algorithm fedavg --lr 0.4",
             **_subspace((1000,), OWN),

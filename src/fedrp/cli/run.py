@@ -95,7 +95,9 @@ def compare(config: Path | None, **given: Any) -> None:
     else:
         print_table(results)
         for result in results:
-            print("\n".join([result["algorithm"], *(f"  {line}" for line in privacy_lines(result))]))
+            if any(statement["epsilon"] is not None for statement in result["privacy"]) or result["warnings"]:
+                print("\n".join([result["algorithm"], *(f"  {line}" for line in privacy_lines(result))]))
+        print(f"no epsilon: why, adversary by adversary, says fedrp privacy {out}/ALGORITHM")
         print(f"plot: {plot}")
 
 

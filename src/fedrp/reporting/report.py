@@ -90,28 +90,35 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
 
 
 def plot_headline(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """What runs are judged by, of the delivered model, against the round: one line per run."""
+    """What runs are judged by, of the delivered model, against the round and against all bytes of a client so far."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'fedrp[report]'") from None
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    axes, by_bytes = figure.subplots(1, 2, sharey=True)
     name = results[0]["headline"]
     for result in results:
         scored = [record for record in result["history"] if record.get(name) is not None]
         rounds = [record["round"] for record in scored]
         line = axes.plot(rounds, [record[name] for record in scored], marker=".", label=_name(result))
+        sent = sum(result[f"bytes_{use}"] for use in ("up", "down", "keys_up", "keys_down"))
+        if sent:
+            values = [record[name] for record in scored]
+            by_bytes.plot([sent * number for number in rounds], values, marker=".", color=line[0].get_color())
         averages = [record[f"{name}_average"] for record in scored]
         if averages[-1:] != [record[name] for record in scored[-1:]]:
             axes.plot(
                 rounds, averages, linestyle=":", color=line[0].get_color(), label=f"{_name(result)}, average model"
             )
     first = results[0]
-    axes.set_title(f"{first['dataset']}, {first['model']}, {first['clients']} clients, seed {first['seed']}")
+    figure.suptitle(f"{first['dataset']}, {first['model']}, {first['clients']} clients, seed {first['seed']}")
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy %" if name == _ACCURACY else f"test {name}")
+    by_bytes.set_xscale("log")
+    by_bytes.set_xlabel("bytes of a client so far: up, down and keys")
     axes.grid(alpha=0.3)
+    by_bytes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")  # beside the curves, which may be anywhere
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
