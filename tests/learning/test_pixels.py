@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fedrp.simulation.holdings import Holdings
+from fedrp.learning.holdings import Holdings
 
 from fedrp import RunConfig, named_task
 from fedrp.learning.data import Dataset, load_dataset
