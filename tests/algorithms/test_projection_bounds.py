@@ -267,6 +267,12 @@ def test_with_masks_the_server_has_the_sum_and_a_guarantee() -> None:
     assert "discards unread" in str(often[Adversary.SERVER])
 
 
+def test_with_masks_and_few_bits_nothing_is_claimed_of_the_sum() -> None:
+    """A sum of coarsely rounded projections is no function of the projected sum, and norms are told."""
+    few = ledger_of(bounded_config(clients=4, rounds=1, secure_aggregation=True, quorum=1.0, bits=8.0))
+    assert few[Adversary.SERVER].epsilon is None
+
+
 def test_the_others_can_move_the_sum_in_later_rounds() -> None:
     """Why `summed_release` forgets the factor: balls of five clients, all of them moved, against a sum five times as
     long. The ratio of norms is that of one client."""

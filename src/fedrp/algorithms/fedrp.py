@@ -20,7 +20,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
-from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, resolve_projection, within_bytes
+from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, resolve_projection
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
@@ -34,7 +34,6 @@ DEFAULT_SHARE = 0.25
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, Resolved.of(config), servers.FEDRP, parameters)
     family = "gaussian" if config.dim * parameters <= GAUSSIAN_ENTRIES else "sign"
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2

@@ -2,8 +2,9 @@
 
 import dataclasses
 
+from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.table import ALGORITHMS, method_of, require_used
-from fedrp.compression.coding import FULL
+from fedrp.compression.coding import FULL, within_budget
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
@@ -22,10 +23,29 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
         _require_summable(config)
     if config.clip_quantile is not None and _few_bits(config):
         raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
+    if config.bytes is not None:
+        config = _within_bytes(config, parameters)
     found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
         raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
     return found
+
+
+def _within_bytes(config: RunConfig, parameters: int) -> RunConfig:
+    """The config with the dimension and the bits that its budget of bytes buys; masks and noise decide that, too."""
+    algorithm = ALGORITHMS[config.algorithm]
+    known = algorithm.resolve(dataclasses.replace(config, dim=parameters), parameters)
+
+    def up(dim: int, bits: float) -> int:
+        pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits=bits), algorithm.server)
+        return pipeline.upload_coding(pipeline.upload_size(parameters)).nbytes
+
+    def down(dim: int, bits: float) -> int:
+        pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits_down=bits), algorithm.server)
+        return pipeline.aggregate_coding(pipeline.aggregate_size(parameters)).nbytes
+
+    dim, bits, bits_down = within_budget(config.bytes or 0, parameters, up, down)
+    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits_down)
 
 
 def learning_rate(config: RunConfig) -> float:

@@ -2,9 +2,6 @@
 
 import dataclasses
 
-from fedrp.algorithms.pipeline import Pipeline
-from fedrp.algorithms.server_side import ServerSide
-from fedrp.compression.coding import within_budget
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
@@ -20,26 +17,6 @@ SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
     "X25519, HKDF and AES are as good as ideal",
 )
-
-
-def within_bytes(config: RunConfig, known: Resolved, server: ServerSide, parameters: int) -> RunConfig:
-    """The config with the dimension and the bits that its budget of bytes buys, if it has one.
-
-    `known` are the same settings with the noise that they ask for.
-    """
-    if config.bytes is None:
-        return config
-
-    def up(dim: int, bits: float) -> int:
-        pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits=bits), server)
-        return pipeline.upload_coding(pipeline.upload_size(parameters)).nbytes
-
-    def down(dim: int, bits: float) -> int:
-        pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits_down=bits), server)
-        return pipeline.aggregate_coding(pipeline.aggregate_size(parameters)).nbytes
-
-    dim, bits, bits_down = within_budget(config.bytes, parameters, up, down)
-    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits_down)
 
 
 def resolve_projection(config: RunConfig, parameters: int, family: str, rotation: str) -> RunConfig:

@@ -24,7 +24,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import averages_released, resolve_projection, within_bytes
+from fedrp.algorithms.shared import averages_released, resolve_projection
 from fedrp.compression.coding import FULL
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
@@ -56,8 +56,6 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    known = resolve_privacy(config) if config.private else Resolved.of(config)
-    config = within_bytes(config, known, servers.SUBSPACE, parameters)
     rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
