@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from fedrp.learning.holdings import Holdings
 
 from fedrp import RunConfig, named_task
 from fedrp.learning.data import Dataset, load_dataset
+from fedrp.learning.holdings import Holdings
 from fedrp.learning.objective import Examples
 from fedrp.learning.pixels import Pixels, Scale, floats
 from fedrp.learning.task import examples, split_among_clients
