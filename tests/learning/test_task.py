@@ -124,7 +124,7 @@ def with_value(values: torch.Tensor, value: float) -> torch.Tensor:
         (Samples(lambda index: {"x": X[index], "y": Y[index]}), "is a Samples of dicts: expected"),
         (Samples(lambda index: (X[index], Y[index], index)), "is a Samples of 3-tuples: expected"),
         (Samples(lambda index: (X[index][: 1 + index % 3], Y[index])), "cannot be made tensors"),
-        ((X, ["a"] * len(Y)), "cannot be made tensors"),
+        ((X, ["a"] * len(Y)), "has targets that are text, e.g. 'a': number them from 0"),
         ((X, Y[:-1]), r"has inputs \(40, 6\) float32 but targets \(39,\) int64"),
         ((X[0], Y[0]), r"has inputs \(6,\) float32 but targets \(\) int64"),
         ((X[:0], Y[:0]), "has no examples"),

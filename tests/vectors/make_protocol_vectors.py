@@ -109,7 +109,7 @@ def mask_keys():
 SETTINGS = {
     "algorithm": "fedavg-dp", "dataset": "mnist-mini", "model": "lenet5", "clients": 4, "rounds": 9, "local_epochs": 1,
     "batch_size": 64, "lr": 0.1, "momentum": 0.9, "grad_clip": 1.0, "rho": None, "dim": 1000, "projection": None,
-    "rotation": None, "bits": 32.0, "bits_down": 32.0, "bytes": None,
+    "rotation": None, "bits": 32.0, "bits_down": 32.0, "bytes": None, "relabel": False,
     "train_examples": None, "partition": "iid", "participation": 1.0, "sampling": "fixed", "dropout": 0.0,
     "quorum": 1.0, "weighting": "uniform", "aggregation": "mean", "server_momentum": 0.0, "proximal": 0.0,
     "seed": 2**62, "clip": 0.3, "noise_multiplier": 1.2345678901, "dp_epsilon": None, "dp_delta": 1e-05,

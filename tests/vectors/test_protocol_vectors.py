@@ -302,7 +302,7 @@ ENVELOPES = {"x25519": 144, "hybrid": 1232}
 def test_the_limits_of_the_page_are_those_of_the_code(name, memory, sealing):
     """Their formulas, computed for odd numbers that no other formula gives."""
     assert ALGORITHMS[name].server.memory == memory
-    config = RunConfig(algorithm=name, clients=7, rounds=13, sealing=sealing)
+    config = Resolved.of(RunConfig(algorithm=name, clients=7, rounds=13, sealing=sealing, lr=0.1))
     names = {"K": 7, "T": 13, "u": 101, "R": 13 if memory == "history" else 1, "e": ENVELOPES[sealing]}
     for side, limit in (("client", limits.from_server(config, 101)), ("server", limits.from_client(config, 101))):
         rows = [row for row in table("Limits") if row[0] == side]

@@ -109,12 +109,11 @@ def split_already(task: Task) -> dict[str, Source]:
         return {}
     if not parts:
         raise DataError(f"train is an empty {type(task.train).__name__}: expected the examples of each client")
-    for owner, source in parts.items():
-        if isinstance(source, torch.Tensor | np.ndarray):
-            raise ConfigError(
-                f"train is a {type(task.train).__name__}, and {owner} in it one array: give (inputs, targets) of each "
-                "client, or of all of them as a tuple"
-            )
+    if all(isinstance(source, torch.Tensor | np.ndarray) for source in parts.values()):
+        raise ConfigError(
+            f"train is a {type(task.train).__name__} of {len(parts)} arrays: give (inputs, targets) of each client, or "
+            "those of all clients as one tuple"
+        )
     return parts
 
 
@@ -151,10 +150,10 @@ def examples(source: Source, owner: str) -> Examples:
         ConfigError: the source is of no kind that `Task` takes.
         DataError: it is empty, uneven or not finite.
     """
-    pair = _pair(source, owner)
-    for name, part in zip(("inputs", "targets"), pair, strict=True):
-        _require_no_text(part, f"{owner} has {name}")
     try:
+        pair = _pair(source, owner)
+        for name, part in zip(("inputs", "targets"), pair, strict=True):
+            _require_no_text(part, f"{owner} has {name}")
         x, y = (torch.as_tensor(part) for part in pair)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{owner} cannot be made tensors: {first_line(error)}") from error
