@@ -217,8 +217,9 @@ def test_algorithm_is_not_for_a_comparison(ask: Ask, small: list[object]) -> Non
     ("labels", "told"),
     [
         (np.array(["cat", "dog", "eel"]), "labels are text, e.g. cat: add --relabel (relabel=True)"),
-        (np.array([1, 2, 3]), "labels are 1 to 3, none is 0: add --relabel (relabel=True)"),
-        (np.array([10, 20, 40]), "labels are 10 to 40, none is 0: add --relabel (relabel=True)"),
+        (np.array([1, 2, 3]), "labels are 1 to 3, not from 0: add --relabel (relabel=True)"),
+        (np.array([-1, 0, 1]), "labels are -1 to 1, not from 0: add --relabel (relabel=True)"),
+        (np.array([10, 20, 40]), "labels are 10 to 40, not from 0: add --relabel (relabel=True)"),
     ],
 )
 def test_labels_are_numbered_anew_only_where_that_is_asked_for(
@@ -703,3 +704,10 @@ def test_algorithms_are_listed(ask: Ask) -> None:
 def test_fetching_an_unknown_data_set_is_one_line(ask: Ask) -> None:
     answer = ask("data", "fetch", "mnits")
     assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
+
+
+def test_algorithms_of_a_config_file_are_a_list_or_a_text(ask: Ask, small: list[object]) -> None:
+    for text in ("['fedavg', 'fwc']", "'fedavg,fwc'"):
+        Path("both.toml").write_text(f"algorithms = {text}\n")
+        answer = ask("compare", "both.toml", *small, "--rounds=1", "--json")
+        assert [run["algorithm"] for run in json.loads(answer.out)["runs"]] == ["fedavg", "fwc"]

@@ -91,11 +91,11 @@ WRONG: dict[str, tuple[Task, type[FedRPError], str]] = {
         "^the training set is a tuple of 2 sets of examples: make it a list",
     ),
     "a tuple of three data sets": (task((TensorDataset(*NORTH),) * 3), ConfigError, "tuple of 3 sets of examples"),
-    "a list of inputs and targets": (task([X, Y]), ConfigError, "train is a list, and client 0 in it one array: give"),
+    "a list of inputs and targets": (task([X, Y]), ConfigError, "train is a list of 2 arrays: give"),
     "a dict of inputs and targets": (
         task({"x": X, "y": Y}),
         ConfigError,
-        "train is a dict, and site 'x' in it one",
+        "train is a dict of 2 arrays: give",
     ),
     "an empty list": (task([]), DataError, "^train is an empty list: expected the examples of each client"),
     "an empty dict": (task({}), DataError, "^train is an empty dict"),

@@ -236,6 +236,8 @@ def given_settings(config: Path | None, given: Settings) -> Settings:
     """What the config file and the options together ask for, and nothing else; options win."""
     known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
     settings = {} if config is None else read_toml(config, known, table="run")
+    if isinstance(listed := settings.get("algorithms"), list):
+        settings["algorithms"] = ",".join(map(str, listed))
     return settings | {name: value for name, value in given.items() if value is not None}
 
 

@@ -122,6 +122,8 @@ def load_dataset(name: str, data_dir: Path | None = None, relabel: bool = False)
         test_x, test_y = _checked(test, train_x.shape[1:], classes)
         if train_x.dtype != test_x.dtype:
             raise DataError(f"{train.x_name} is {train_x.dtype} but {test.x_name} is {test_x.dtype}")
+    except _UnnumberedError:
+        raise
     except DataError as error:
         raise DataError(f"{error}; {entry.remedy.format(name=name)}") from None
     mean, std = (facts.mean, facts.std) if facts else _moments(train_x)
@@ -155,6 +157,10 @@ def _moments(x: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple((mean / _unit(x)).tolist()), tuple(std.tolist())
 
 
+class _UnnumberedError(DataError):
+    """Labels that are good for nothing but to be numbered anew."""
+
+
 def _column(y: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
@@ -171,10 +177,10 @@ def _numbered(train: Part, test: Part) -> tuple[Part, Part]:
     """The parts as they are, if their labels are not texts, and count from 0."""
     for part in (train, test):
         if part.y.dtype.kind in "US" and part.y.size:
-            raise DataError(f"{part.y_name}: labels are text, e.g. {part.y.flat[0]!s}: {_RELABEL}")
+            raise _UnnumberedError(f"{part.y_name}: labels are text, e.g. {part.y.flat[0]!s}: {_RELABEL}")
     labels = np.concatenate([train.y.ravel(), test.y.ravel()])
-    if labels.size and labels.dtype.kind in "iu" and labels.min() > 0:
-        raise DataError(f"{train.y_name}: labels are {labels.min()} to {labels.max()}, none is 0: {_RELABEL}")
+    if labels.size and labels.dtype.kind in "iu" and labels.min() != 0:
+        raise _UnnumberedError(f"{train.y_name}: labels are {labels.min()} to {labels.max()}, not from 0: {_RELABEL}")
     return train, test
 
 
