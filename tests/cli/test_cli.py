@@ -216,10 +216,10 @@ def test_algorithm_is_not_for_a_comparison(ask: Ask, small: list[object]) -> Non
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
-        (np.array(["cat", "dog", "eel"]), "labels are text, e.g. cat: add --relabel (relabel=True)"),
-        (np.array([1, 2, 3]), "labels are 1 to 3, not from 0: add --relabel (relabel=True)"),
-        (np.array([-1, 0, 1]), "labels are -1 to 1, not from 0: add --relabel (relabel=True)"),
-        (np.array([10, 20, 40]), "labels are 10 to 40, not from 0: add --relabel (relabel=True)"),
+        (np.array(["cat", "dog", "eel"]), "labels are text, e.g. cat: add --relabel to number"),
+        (np.array([1, 2, 3]), "labels are 1 to 3, not from 0: add --relabel to number"),
+        (np.array([-1, 0, 1]), "labels are -1 to 1, not from 0: add --relabel to number"),
+        (np.array([10, 20, 40]), "labels are 10 to 40, not from 0: add --relabel to number"),
     ],
 )
 def test_labels_are_numbered_anew_only_where_that_is_asked_for(

@@ -258,7 +258,7 @@ def test_published_moments_are_those_of_the_bundled_data() -> None:
         ({"y_train": np.arange(19) % 3}, ["[x_train]", "20 examples", "[y_train]", "19 labels"]),
         ({"y_train": np.zeros((20, 2), int)}, ["[y_train]", "(20, 2)"]),
         ({"y_train": np.zeros(20)}, ["[y_train]", "integer", "float64"]),
-        ({"y_train": np.arange(20) - 1}, ["[y_train]", "-1 to 18, not from 0: add --relabel"]),
+        ({"y_train": np.arange(20) - 1}, ["[y_train]", "-1 to 18, not from 0: add relabel=True"]),
         ({"y_train": np.arange(20) + 1}, ["[y_train]", "got 20"]),
         ({"y_test": np.arange(10) % 4}, ["[y_test]", "0 to at most 2", "got 3"]),
         ({"x_train": np.zeros((20, 2, 5, 3), np.float32)}, ["[x_test]", "(2, 5, 3)", "(2, 5, 4)"]),

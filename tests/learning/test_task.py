@@ -116,6 +116,8 @@ def with_value(values: torch.Tensor, value: float) -> torch.Tensor:
     ("source", "told"),
     [
         (None, "is a NoneType: expected .inputs, targets., or a map-style torch data set"),
+        (X, "is a Tensor of Tensors: expected"),
+        (X.numpy(), "is a ndarray of ndarrays: expected"),
         ((X, Y, Y), "is a tuple of 3: expected"),
         (DataLoader(TensorDataset(X, Y)), "is a DataLoader: expected"),
         (Stream(), "is a Stream: expected"),

@@ -32,7 +32,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error)
 _BLOCK = 4096  # examples at a time, where a float64 copy of all of them might not fit
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
-_RELABEL = "add --relabel (relabel=True) to number them from 0, in sorted order"
+_RELABEL = "add relabel=True to number them from 0, in sorted order"
 _CIFAR_SHAPE = (10_000, 1 + 3 * 32 * 32)  # of a file: per image its label, then the red, green and blue planes
 
 

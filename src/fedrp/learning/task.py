@@ -127,12 +127,11 @@ def split_already(task: Task) -> dict[str, Source]:
         return {}
     if not parts:
         raise DataError(f"train is an empty {type(task.train).__name__}: expected the examples of each client")
-    for owner, source in parts.items():
-        if isinstance(source, torch.Tensor | np.ndarray):
-            raise ConfigError(
-                f"train is a {type(task.train).__name__}, and {owner} in it one array: give (inputs, targets) of each "
-                "client, or of all of them as a tuple"
-            )
+    if all(isinstance(source, torch.Tensor | np.ndarray) for source in parts.values()):
+        raise ConfigError(
+            f"train is a {type(task.train).__name__} of {len(parts)} arrays: give (inputs, targets) of each client, or "
+            "those of all clients as one tuple"
+        )
     return parts
 
 
