@@ -188,9 +188,9 @@ LABELS: dict[str, list[Scenario]] = {
 MEMBERSHIP = {
     "membership-fedavg": RunConfig("fedavg"),
     "membership-fedavg-dp": RunConfig("fedavg-dp", clip=1.0),
-    "membership-fedrp": RunConfig("fedrp"),
-    "membership-subspace": RunConfig("fedrp-subspace", projection="sign"),
-    "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dp_epsilon=10.0, clip=1.0),
+    "membership-fedrp": RunConfig("fedrp", dim=1000),
+    "membership-subspace": RunConfig("fedrp-subspace", projection="sign", dim=1000),
+    "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dim=1000, dp_epsilon=10.0, clip=1.0),
     "membership-fwc": RunConfig("fwc"),
 }
 MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5
@@ -232,7 +232,7 @@ def membership(name: str) -> dict[str, Any]:
     folder = WORK / f"{name}-run"
     shutil.rmtree(folder, ignore_errors=True)
     accuracy = simulate(config, named_task(config), out=folder).as_json()["accuracy"]
-    return {**attack_membership(folder), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+    return {**attack_membership(folder).as_json(), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
 
 
 def labels(name: str) -> dict[str, Any]:

@@ -302,7 +302,7 @@ def run(spec: str, budget: int, config: RunConfig, task: Task) -> Iterator[tuple
         model = base + method.read(reply, round_)
         up = [HEADER_BYTES + len(payload) for payload in payloads]
         traffic = {"bytes_up": sum(up) / len(up), "bytes_up_most": max(up), "bytes_down": HEADER_BYTES + len(reply)}
-        yield model, {"round": round_, **score(trainer.model, model, test, task.correct)._asdict(), **traffic}
+        yield model, {"round": round_, **score(trainer.model, model, test, task.metrics).named(), **traffic}
 
 
 def measure(spec: str, budget: int, config: RunConfig, threads: int) -> dict[str, Any]:

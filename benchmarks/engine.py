@@ -24,7 +24,6 @@ from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective
 from fedrp.learning.zoo import MODELS
 from fedrp.projection import kernels
 from fedrp.projection.families import make_projection
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.rng import RunSeed
 
 SHAPES = {"lenet5": (1, 28, 28), "cnn": (3, 32, 32), "resnet18": (3, 32, 32)}
@@ -35,10 +34,11 @@ def objective(name: str, start: np.ndarray) -> Objective:
     """What `fedavg` minimises, or `fedrp-subspace` with this projection."""
     if name == "fedavg":
         return PLAIN
-    projection, base = make_projection(name, SecretKey(bytes(32)), start.shape[1], DIM), torch.from_numpy(start)
+    matrix = make_projection(name, SecretKey(bytes(32)), start.shape[1], DIM).on(torch.device("cpu"))
+    base = torch.from_numpy(start)
     return Objective(
-        lambda _theta, gradients, _rows: forward(projection, gradients),
-        lambda theta, rows: adjoint(projection, theta).add_(base[rows]),
+        lambda _theta, gradients, _rows: matrix.forward(gradients),
+        lambda theta, rows: matrix.adjoint(theta).add_(base[rows]),
         at_once=True,
     )
 

@@ -291,6 +291,21 @@ EXPERIMENTS: dict[str, Experiment] = {
         )
         for epsilon in EPSILONS
     },
+    "private-few": Experiment(
+        "What noise lets a run learn: fewer clients or a smaller epsilon, 10,000 images of MNIST, 20 rounds",
+        PRIVATE.replace(" --clients 100", ""),
+        {
+            f"{name}-clip{clip}-clients{clients}-epsilon{epsilon}": (
+                f"--clients {clients} --dp-epsilon {epsilon} {_private(name, clip, lr)}"
+            )
+            for clients, epsilon in ((10, 10), (10, 30), (10, 100), (30, 3), (30, 10), (100, 1), (100, 2), (3, 100))
+            for name, clip, lr in (
+                ("fedavg-dp", 0.3, 0.3),
+                ("fedrp-subspace-1000", 0.3, 0.2),
+                ("fedrp-subspace-1000", 0.03, 0.2),
+            )
+        },
+    ),
     "fashion": Experiment(
         "Not used to choose any default: Fashion-MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         "--dataset fashion-mnist --clients 100 --rounds 30 --local-epochs 1",

@@ -3,9 +3,11 @@
     python benchmarks/growth.py rounds                    # measures, fits, keeps, draws docs/figures/growth.svg
     python benchmarks/growth.py rounds --quick --results /tmp/try --figure /tmp/try.svg      # a try
     python benchmarks/growth.py uploads --count 1000000 --dim 1000      # time and memory of the server's aggregation
+    python benchmarks/growth.py uploads --count 20000 --dim 61706       # the same of whole models, LeNet-5
     python benchmarks/growth.py render                    # the tables of docs/performance.md from what is kept
 
-Clients have few examples, so that what grows is what is looked at. Fits are seconds = a + b x^c.
+Clients have few examples, so that what grows is what is looked at. Fits are seconds = a + b x, by least squares of
+relative errors. With uploads of two lengths or more, `render` also says what a million sampled clients would cost.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import json
 import os
 import resource
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +28,8 @@ import matplotlib
 import numpy as np
 import torch
 from origin import origin_of
-from page import FIGURES, came_from, placed, table
-from scipy.optimize import least_squares
+from page import FIGURES, PAGE, came_from, placed, table
+from scipy.optimize import nnls
 
 from fedrp import RunConfig, Speed, Task
 from fedrp.algorithms.resolve import resolved
@@ -44,6 +47,8 @@ from matplotlib import pyplot as plt
 
 TABLE = "growth"
 LENET = 61_706
+MILLION = 1_000_000
+FIGURE = "![Seconds of a round against clients, n and m, with the fitted lines](figures/growth.svg)"
 POOL = 64  # different vectors among the uploads
 MODELS_BY_SIZE = {"lenet5": LENET, "cnn": 846_634, "resnet18": 11_173_962, "vgg16": 134_301_514}
 
@@ -54,10 +59,12 @@ class Curve(NamedTuple):
     axis: str
     points: dict[int, RunConfig]  # by what is on the axis
     examples: int  # of each client
+    engine: str = "stacked:4"  # the same at all points: `auto` would change it with the length of the run
 
 
 def changed(**settings: Any) -> RunConfig:
-    return dataclasses.replace(BASE, rounds=2, **settings)
+    """Two rounds, with steps so short that VGG-16 does not diverge on random images."""
+    return dataclasses.replace(BASE, rounds=2, lr=1e-5, **settings)
 
 
 def curves(quick: bool) -> dict[str, Curve]:
@@ -66,7 +73,9 @@ def curves(quick: bool) -> dict[str, Curve]:
     dims = (10, 100, 1000) if quick else (10, 100, 1000, 10_000)
     found = {
         "fedavg, clients": Curve("clients", {k: changed(clients=k) for k in clients}, 16),
-        "fedavg, n": Curve("n", {MODELS_BY_SIZE[m]: changed(clients=2, model=m, batch_size=2) for m in models}, 2),
+        "fedavg, n": Curve(
+            "n", {MODELS_BY_SIZE[m]: changed(clients=2, model=m, batch_size=2) for m in models}, 2, "sequential"
+        ),
     }
     for family in ("sign", "gaussian"):
         configs = {
@@ -86,18 +95,19 @@ def task_of(config: RunConfig, examples: int) -> Task:
     return Task(model, list(zip(x, y, strict=True)), (x[0], y[0]), model_name=config.model)
 
 
-def fitted(x: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """a, b, c of a + b x^c, by least squares of relative errors."""
+class Line(NamedTuple):
+    """seconds = a + b x, and how far the worst point is from it, as a share of the line."""
+
+    a: float
+    b: float
+    worst: float
+
+
+def fitted(x: Sequence[float], seconds: Sequence[float]) -> Line:
+    """The line with a, b >= 0 by least squares of relative errors: small points count as much as large ones."""
     places, times = np.array(x, float), np.array(seconds)
-
-    def errors(unknown: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        a, b, c = np.exp(unknown[0]), np.exp(unknown[1]), unknown[2]
-        off: np.ndarray[Any, np.dtype[np.float64]] = np.log(a + b * places**c) - np.log(times)
-        return off
-
-    start = [np.log(times[0] / 2), np.log(times[-1] / places[-1]), 1.0]
-    a, b, c = least_squares(errors, start, bounds=([-20, -40, 0], [10, 10, 3])).x
-    return float(np.exp(a)), float(np.exp(b)), float(c)
+    (a, b), _ = nnls(np.stack([1 / times, places / times], axis=1), np.ones(len(times)))
+    return Line(float(a), float(b), float(np.abs(times / (a + b * places) - 1).max()))
 
 
 def measured_rounds(quick: bool, repeats: int, workers: int) -> dict[str, Any]:
@@ -107,11 +117,12 @@ def measured_rounds(quick: bool, repeats: int, workers: int) -> dict[str, Any]:
         seconds = []
         for place, config in curve.points.items():
             task = task_of(config, curve.examples)
-            runs = [simulate(config, task, Speed(workers=workers)).records[-1].seconds for _ in range(repeats)]
+            speed = Speed(workers=workers, engine=curve.engine)
+            runs = [simulate(config, task, speed).records[-1].seconds for _ in range(repeats)]
             seconds.append(float(np.median(runs)))
             print(f"{name} = {place:,}: {seconds[-1]:.3f} s", file=sys.stderr, flush=True)
-        a, b, c = fitted(list(curve.points), seconds)
-        results[name] = {"axis": curve.axis, "x": list(curve.points), "seconds": seconds, "a": a, "b": b, "c": c}
+        line = fitted(list(curve.points), seconds)
+        results[name] = {"axis": curve.axis, "x": list(curve.points), "seconds": seconds, **line._asdict()}
     return results
 
 
@@ -124,9 +135,9 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         for name, result in results.items():
             if result["axis"] != axis:
                 continue
-            (line,) = panel.loglog(result["x"], result["seconds"], "o", label=f"{name}: exponent {result['c']:.2f}")
+            (line,) = panel.loglog(result["x"], result["seconds"], "o", label=name)
             smooth = np.geomspace(result["x"][0], result["x"][-1], 100)
-            panel.loglog(smooth, result["a"] + result["b"] * smooth ** result["c"], color=line.get_color())
+            panel.loglog(smooth, result["a"] + result["b"] * smooth, color=line.get_color())
         panel.set(xlabel=axis, ylabel="seconds of a round")
         panel.legend(fontsize=7)
     figure.savefig(path, metadata={"Date": None})
@@ -191,21 +202,53 @@ def measured_uploads(count: int, dim: int) -> dict[str, Any]:
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
+def on_paper(measured: Sequence[Mapping[str, Any]]) -> str:
+    """What a million sampled clients would cost the server; nothing without uploads of two lengths."""
+    dims = [result["dim"] for result in measured]
+    if len(set(dims)) < 2:
+        return ""
+    line = fitted(dims, [result["seconds"] / result["count"] for result in measured])
+    cases = {"m = 1,000": 1000, "LeNet-5 as a whole": LENET, "VGG-16 as a whole": MODELS_BY_SIZE["vgg16"]}
+    costs = [
+        f"{name}: {lasting(MILLION * (line.a + line.b * size))} and {volume(MILLION * (wire.HEADER_BYTES + 4 * size))}"
+        for name, size in cases.items()
+    ]
+    return textwrap.fill(
+        f"On paper, a million sampled clients: by these rows an upload costs the server {1e6 * line.a:.1f} µs, and "
+        f"{1e9 * line.b:.2f} ns for each of its numbers. On one core, and with what it receives, that is "
+        f"{'; '.join(costs)}. The time adds up over uploads, the memory does not: uploads are folded into one sum.",
+        100,
+    )
+
+
+def lasting(seconds: float) -> str:
+    unit, size = ("s", 1) if seconds < 600 else ("min", 60) if seconds < 36_000 else ("h", 3600)
+    return f"{seconds / size:,.0f} {unit}"
+
+
+def volume(count: float) -> str:
+    unit, size = ("GB", 1e9) if count < 1e12 else ("TB", 1e12)
+    return f"{count / size:,.0f} {unit}"
+
+
 def rendered(kept_results: Mapping[str, Any]) -> str:
-    """The table of fits, and that of uploads."""
+    """The table of fits and their figure, and the table of uploads."""
     fits, sums = [], []
     for result in kept_results.values():
         if "curves" in result:
             for name, curve in result["curves"].items():
                 ends = [f"{curve['x'][i]:,}: {curve['seconds'][i]:.3g} s" for i in (0, -1)]
-                fits.append((name, *ends, f"{curve['a']:.3g} + {curve['b']:.3g} x^{curve['c']:.2f}"))
+                fit = f"{curve['a']:.3g} + {curve['b']:.3g} {curve['axis']}"
+                fits.append((name, *ends, fit, f"{100 * curve['worst']:.0f} %"))
         else:
             size = f"{result['bytes'] / 1e9:.2f} GB"
             memory = f"{result['peak_rss_mb']:,.0f} ({result['rss_before_mb']:,.0f} before)"
             sums.append((f"{result['count']:,}", f"{result['dim']:,}", size, f"{result['seconds']:.1f}", memory))
     parts = [
-        table(["cost of a round against", "smallest", "largest", "fit, in seconds"], fits) if fits else "",
+        table(["a round against", "smallest", "largest", "fit, in seconds", "worst point"], fits) if fits else "",
+        FIGURE if fits else "",
         table(["uploads", "m", "encoded", "seconds", "peak MB"], sums) if sums else "",
+        on_paper([result for result in kept_results.values() if "curves" not in result]),
         came_from(result["origin"] for result in kept_results.values()),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -221,6 +264,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000, help="uploads: how many")
     parser.add_argument("--dim", type=int, default=1000, help="uploads: numbers in each")
     parser.add_argument("--results", type=Path, default=kept.FOLDER, help="folder that the results are kept in")
+    parser.add_argument("--page", type=Path, default=PAGE, help="render: the page with the tables")
     arguments = parser.parse_args()
     if min(arguments.repeats, arguments.workers, arguments.count, arguments.dim) < 1:
         parser.error("numbers must be at least 1")
@@ -229,7 +273,7 @@ def main() -> None:
         for result in results.values():
             if "curves" in result:
                 draw(result["curves"], arguments.figure)
-        placed(TABLE, rendered(results))
+        placed(TABLE, rendered(results), arguments.page)
         return
     origin = origin_of(" ".join(["python benchmarks/growth.py", *sys.argv[1:]]))
     origin["load_average_before"] = str(os.getloadavg()[0])

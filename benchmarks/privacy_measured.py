@@ -75,7 +75,7 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
     roster = simulated_roster(RunSeed(config.seed), config.clients)
     test = examples(task.test, "the test set")
     set_threads(Speed())
-    setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.correct, groups, data, test)
+    setup = ShardSetup(config, Speed(), run, task.model, task.loss, task.metrics, groups, data, test)
     replies: Packets = {}  # of the last exchange: where all clients fit into a wave and none is away, of a round
 
     def tap(_sent: Packets, came: Packets) -> None:
@@ -99,7 +99,7 @@ def joint_view(images: int = 6000, rounds: int = 20) -> dict[str, Any]:
     for algorithm in ("fedrp", "fedrp-subspace"):
         config = RunConfig(algorithm=algorithm, clients=10, rounds=rounds, dim=1000, projection="gaussian")
         for seen in watched(config, images):
-            lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, config.dim)})
+            lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, 1000)})
             print(json.dumps(lines[-1]), file=sys.stderr, flush=True)
     return {
         "settings": {"dataset": "mnist-mini", "images": images, "clients": 10, "dim": 1000, "seed": 0},

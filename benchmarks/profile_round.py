@@ -149,7 +149,7 @@ def profile(config: RunConfig, rounds: int, engine: str | None) -> dict[str, Any
     config = dataclasses.replace(config, rounds=WARM_UP + rounds)
     sampler, rates = Sampler(), [sgemm_gflops()]
 
-    def on_round(record: RoundRecord) -> None:
+    def on_round(record: RoundRecord, _model: object) -> None:
         sampler.on = WARM_UP <= record.round < config.rounds  # what ends a run is no part of a round
 
     chosen: dict[str, Any] = {"engine": engine} if engine else {}

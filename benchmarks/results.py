@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kept
-from experiments import BUDGETS, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
+from experiments import BUDGETS, BYTES, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
 from origin import origin_of
 from robust import RULES, STUDIES, about_of, lines_of
 
@@ -35,6 +35,7 @@ WORK = ROOT / "runs" / "results"
 PAGE = ROOT / "docs" / "results.md"
 FIGURES = ROOT / "docs" / "figures"
 TRAFFIC = ("bytes_up", "bytes_down")
+ONE_BIT = [sizes[0][0] for sizes in BYTES.values()]  # numbers, at one bit each
 # Measurements with a script of their own: the commands, each of which writes a file.
 COMPRESSION = (
     "python benchmarks/compression.py --dataset mnist --clients 100 --rounds 30 --budget 4000 --lr 0.2 "
@@ -210,6 +211,114 @@ def draw_budget(path: Path) -> None:
     _save(figure, path)
 
 
+class Point(NamedTuple):
+    """A method in the comparison by total bytes."""
+
+    family: str
+    name: str
+    results: list[dict[str, Any]]
+    key: str = "accuracy"
+
+    @property
+    def total(self) -> float:
+        """Bytes of a client in a run: up, down, and keys where there are any."""
+        first = self.results[0]
+        keys = sum(first.get(f"bytes_keys_{way}", 0) for way in ("up", "down"))
+        return float((sum(first[way] for way in TRAFFIC) + keys) * first["rounds"])
+
+
+# Li et al., "Achieving Dimension-Free Communication in Federated Learning via Zeroth-Order Optimization" (DeComFL),
+# ICLR 2025: MNIST, 100 clients, scalars that a client sends in the whole run. As published, not run here.
+PUBLISHED = {"DeComFL (published)": ((30_000, 95.2), (200_000, 97.0))}
+
+
+def points() -> list[Point]:
+    """Everything that is compared by total bytes, as far as it was run."""
+    found = [
+        *(Point("FedRP-Subspace, 1 bit", f"m = {m:,}", kept_results("bits", f"subspace-{m}-1")) for m in ONE_BIT),
+        *(
+            Point("FedRP-Subspace, 2 and 4 bits", f"m = {m:,}, {b} bits", kept_results("bits", f"subspace-{m}-{b}"))
+            for sizes in BYTES.values()
+            for m, b in sizes
+            if b > 1
+        ),
+        *(
+            Point("FedRP-Subspace, float32", f"m = {m:,}", kept_results("budget", f"fedrp-subspace-{m}"))
+            for m in BUDGETS[3:]
+        ),
+        *(
+            Point("FedRP-Subspace, masked", f"m = {m:,}, {b} bits", kept_results("bits", f"masked-{m}-{b}"))
+            for m, b in ((4064, 1), (2032, 2))
+        ),
+        Point("FedAvg", "learning rate 0.4", kept_results("fedavg-grid", "fedavg-lr0.4")),
+        Point("FedAvg", "learning rate 0.4, server momentum", kept_results("fedavg-grid", "fedavg-lr0.4-momentum")),
+        *(
+            Point("FedAvg with EDEN up", f"{b} bits" if b > 1 else "1 bit", kept_results("bits", f"fedavg-{b}"))
+            for b in (1, 2, 4)
+        ),
+        *(
+            Point("FedRP as printed, 1 bit", f"m = {BYTES[nbytes][0][0]:,}", runs, "accuracy_average")
+            for nbytes in (4096, 512)
+            for runs in [kept_results("bits-printed", f"printed-{nbytes}")]
+        ),
+        *(
+            Point("FedRP as printed, float32", f"m = {m:,}", kept_results("budget", f"fedrp-{m}"), "accuracy_average")
+            for m in BUDGETS[3:]
+        ),
+    ]
+    outcomes = list(kept.read("compression").values())
+    for method, label in (("topk", "top-k"), ("qsgd-sparse", "QSGD, sparse")):
+        runs = [
+            {**outcome["methods"][method], "rounds": outcome["rounds"], "seed": outcome["seed"]} for outcome in outcomes
+        ]
+        found.append(Point(label, "4 kB up", runs))
+    return [point for point in found if point.results]
+
+
+def draw_total(path: Path) -> None:
+    """Accuracy against all bytes of a client in a run, up, down and keys; mean and range of the seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    shown = points()
+    for family in dict.fromkeys(point.family for point in shown):
+        own = sorted((point for point in shown if point.family == family), key=lambda point: point.total)
+        accuracies = [[result[point.key] for result in point.results] for point in own]
+        means = [statistics.mean(values) for values in accuracies]
+        below = [mean - min(values) for mean, values in zip(means, accuracies, strict=True)]
+        above = [max(values) - mean for mean, values in zip(means, accuracies, strict=True)]
+        style = "o-" if family.startswith("FedRP-Subspace, 1") else "o--" if len(own) > 1 else "D"
+        axes.errorbar([point.total for point in own], means, yerr=[below, above], fmt=style, capsize=3, label=family)
+    for label, numbers in PUBLISHED.items():
+        scalars, accuracy = zip(*numbers, strict=True)
+        axes.plot([4 * count for count in scalars], accuracy, "x:", color="grey", label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(90, 99.5)
+    axes.set_xlabel("bytes of a client in 30 rounds: up, down and keys")
+    axes.set_ylabel("test accuracy %")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    axes.set_title("MNIST, LeNet-5, 100 clients, E = 1 (printed FedRP: average of all clients)")
+    _save(figure, path)
+
+
+def total_table() -> str:
+    """The same as a table: bytes of a client and round, and all of them in the run."""
+    lines = [
+        "| method | | seeds | accuracy % | sent B | received B | keys B | in 30 rounds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for point in sorted(points(), key=lambda point: point.total):
+        first = point.results[0]
+        keys = sum(first.get(f"bytes_keys_{way}", 0) for way in ("up", "down"))
+        seeds = ", ".join(str(result["seed"]) for result in point.results)
+        traffic = (f"{first[way]:,.0f}" for way in TRAFFIC)
+        cells = [point.family, point.name, seeds, _spread(point.results, point.key), *traffic, f"{keys:,}"]
+        lines.append(_row([*cells, f"{point.total / 1000:,.0f} kB"]))
+    return "\n".join(lines)
+
+
 def draw_private(path: Path) -> None:
     """Accuracy against m by epsilon: the best of each grid, and the same settings with seeds that did not choose."""
     from matplotlib.figure import Figure
@@ -332,6 +441,7 @@ def render() -> None:
 
 FIGURE_MAKERS: dict[str, Callable[[Path], None]] = {
     "accuracy_against_bytes.svg": draw_budget,
+    "accuracy_against_total_bytes.svg": draw_total,
     "accuracy_with_noise.svg": draw_private,
 }
 OTHER_TABLES: dict[str, Callable[[], str]] = {
@@ -339,6 +449,7 @@ OTHER_TABLES: dict[str, Callable[[], str]] = {
     "compression": compression_table,
     "robust": robust_table,
     "rounds": rounds_table,
+    "total": total_table,
 }
 
 

@@ -39,6 +39,7 @@ from fedrp.types import Packets, Vector
 HONEST = "honest"
 HOSTILE_SHARE = 0.1
 _ALWAYS_SAID = ("dataset", "algorithm", "aggregation", "rounds", "seed")
+_UNSAID = {"dim": 1000}  # was the default when the kept lines were made
 RULES = ("mean", "median", "trimmed:0.2")
 _PROJECTED = {"projection": "sign", "dim": 1000}
 ALGORITHMS: dict[str, dict[str, Any]] = {"fedavg": {}, "fedrp": _PROJECTED, "fedrp-subspace": _PROJECTED}
@@ -127,7 +128,8 @@ def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
     records: list[RoundRecord] = []
     accuracy, diverged = None, None
     try:
-        result = simulate(config, task, on_round=records.append, tap=hostile_wire(config, attack))
+        tap = hostile_wire(config, attack)
+        result = simulate(config, task, on_round=lambda record, _model: records.append(record), tap=tap)
         accuracy = result.as_json()["accuracy_client_mean"]
     except DivergenceError as error:
         diverged = str(error)
@@ -138,7 +140,7 @@ def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
 def described(study: str, config: RunConfig, attack: str) -> dict[str, Any]:
     """What a line is about; most settings that have their default are left out."""
     fields = dataclasses.fields(config)
-    given = {f.name: getattr(config, f.name) for f in fields if getattr(config, f.name) != f.default}
+    given = {f.name: v for f in fields if (v := getattr(config, f.name)) not in (f.default, _UNSAID.get(f.name))}
     return {
         "study": study,
         "config": {**{name: getattr(config, name) for name in _ALWAYS_SAID}, **given},

@@ -31,7 +31,7 @@ def main() -> None:
     size = peer_task.size_of()
     first: list[float] = []
 
-    def on_round(record: RoundRecord) -> None:
+    def on_round(record: RoundRecord, _model: object) -> None:
         if not first:  # evaluation and what follows it come after the round
             first.append(time.monotonic() - record.seconds - record.evaluation_seconds)
 

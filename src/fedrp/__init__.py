@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedrp.errors import FedRPError
     from fedrp.learning.layout import load_vector, replace_batchnorm
     from fedrp.learning.task import Task, named_task
+    from fedrp.simulation.measures import Stop
     from fedrp.simulation.result import RunResult
     from fedrp.simulation.simulate import simulate
 
@@ -22,6 +23,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "Speed",
+    "Stop",
     "Task",
     "__version__",
     "load_vector",
@@ -36,6 +38,7 @@ _HOMES = {
     "RunConfig": "fedrp.config",
     "RunResult": "fedrp.simulation.result",
     "Speed": "fedrp.config",
+    "Stop": "fedrp.simulation.measures",
     "Task": "fedrp.learning.task",
     "load_vector": "fedrp.learning.layout",
     "named_task": "fedrp.learning.task",

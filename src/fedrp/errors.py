@@ -1,5 +1,7 @@
 """What can go wrong, by kind. Each kind has one exit code, so scripts can tell them apart."""
 
+INTERRUPTED = 130  # exit code of what Ctrl-C ended
+
 
 class FedRPError(Exception):
     """Base of every error that a user can cause or must hear of; printed as one line, never as a traceback."""

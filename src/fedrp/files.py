@@ -133,7 +133,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise unwritable(path, error, "go on with --resume") from None
+        raise unwritable(path, error, "go on with resume=True") from None
 
 
 @contextlib.contextmanager

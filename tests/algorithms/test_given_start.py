@@ -89,7 +89,7 @@ WHY = r"projection='sign' with dim=12 is not safe for a model that starts from g
 
 def test_a_run_whose_matrix_a_given_start_would_tell_is_refused_with_ways_out() -> None:
     config = tiny_config("fedrp", projection="sign")
-    ways = "use --projection gaussian, or --rotation haar, or --dim 3 at most"
+    ways = "use projection='gaussian', or rotation='haar', or dim=3 at most"
     with pytest.raises(ConfigError, match=rf"^{WHY}; {ways}$"):
         simulate(config, given_task())
     for way_out in ({"projection": "gaussian"}, {"rotation": "haar"}, {"dim": 3}):

@@ -267,6 +267,12 @@ def test_with_masks_the_server_has_the_sum_and_a_guarantee() -> None:
     assert "discards unread" in str(often[Adversary.SERVER])
 
 
+def test_with_masks_and_few_bits_nothing_is_claimed_of_the_sum() -> None:
+    """A sum of coarsely rounded projections is no function of the projected sum, and norms are told."""
+    few = ledger_of(bounded_config(clients=4, rounds=1, secure_aggregation=True, quorum=1.0, bits=8.0))
+    assert few[Adversary.SERVER].epsilon is None
+
+
 def test_the_others_can_move_the_sum_in_later_rounds() -> None:
     """Why `summed_release` forgets the factor: balls of five clients, all of them moved, against a sum five times as
     long. The ratio of norms is that of one client."""
@@ -319,7 +325,7 @@ def test_the_command_line_reports_a_floor_that_does_not_hold(
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_masked_clients_with_state_of_their_own_all_take_part(sampling: str) -> None:
     """Only those who took part in the same rounds are summed: with samples that would soon be nobody."""
-    with pytest.raises(ConfigError, match=r"participation=0\.1 is not valid for masked fedrp: .*use --participation 1"):
+    with pytest.raises(ConfigError, match=r"participation=0\.1 is not valid for masked fedrp: .*use participation=1"):
         bounded_config(clients=100, participation=0.1, sampling=sampling, secure_aggregation=True)
 
 
@@ -337,5 +343,5 @@ def test_what_cannot_be_stated_is_found_before_the_first_round(monkeypatch: pyte
     monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "statements", stated)
     rounds: list[object] = []
     with pytest.raises(ConfigError, match="no such statement"):
-        simulate(tiny_config("fedrp"), tiny_task(), on_round=rounds.append)
+        simulate(tiny_config("fedrp"), tiny_task(), on_round=lambda record, _: rounds.append(record))
     assert rounds == []

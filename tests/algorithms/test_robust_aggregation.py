@@ -224,11 +224,11 @@ def test_an_aggregation_that_is_none_is_refused_by_name_and_value(value: str) ->
         (
             "fedavg",
             {"secure_aggregation": True},
-            "needs the single uploads, .* leave it out, or use --no-secure-aggregation",
+            "needs the single uploads, .* leave it out, or use secure_aggregation=False",
         ),
         ("fedrp-subspace", {"noise_multiplier": 1.0}, "does not go with noise, .* leave out one of them"),
         ("fedrp-subspace", {"dp_epsilon": 1.0}, "does not go with noise, .* leave out one of them"),
-        ("fedavg", {"weighting": "samples"}, "counts every client once, .* or use --weighting uniform"),
+        ("fedavg", {"weighting": "samples"}, "counts every client once, .* or use weighting='uniform'"),
         ("fedavg", {"clients": 2}, "cuts nothing off 2 uploads a round, 3 are needed: .* or more clients"),
         ("fedavg", {"clients": 9, "participation": 0.2}, "cuts nothing off 2 uploads a round, 3 are needed"),
         ("fwc", {}, "does nothing with algorithm 'fwc': leave it out, or use fedrp-subspace or fedrp or fedavg or fed"),

@@ -164,7 +164,7 @@ def test_default_settings_do_not_run_away_where_a_real_model_has_few_directions(
     ],
 )
 def test_options_that_only_act_with_noise_are_not_taken_in_silence(change: dict[str, object], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"{named} does nothing without noise: add --dp-epsilon"):
+    with pytest.raises(ConfigError, match=f"{named} does nothing without noise: add dp_epsilon"):
         resolved(tiny_config("fedrp-subspace", **change), PARAMETERS)
     resolved(tiny_config("fedrp-subspace", clients=40, noise_multiplier=0.0, **change), PARAMETERS)
 

@@ -17,10 +17,11 @@ from fedrp.attacks.figures import write
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.keysearch import ROWS, keyed_guess, search, seeded_guess, seeded_matrix, typical_size
 from fedrp.attacks.membership import attack_membership
-from fedrp.attacks.metrics import area, matched, psnr, ssim, true_positives_at
+from fedrp.attacks.metrics import area, matched, psnr, roc, ssim, true_positives_at
 from fedrp.attacks.observations import angles, find_observations, opened_keys
 from fedrp.attacks.outcome import Scenario
 from fedrp.attacks.record import record
+from fedrp.attacks.verdicts import image_verdict, membership_verdict
 from fedrp.attacks.view import ADVERSARIES, Recording, View
 from fedrp.cli import main
 from fedrp.crypto.secret import SecretKey
@@ -314,10 +315,71 @@ def test_area_counts_pairs() -> None:
     assert true_positives_at(scores, scores, 0.01) == pytest.approx(0.01)
 
 
+def test_a_curve_has_the_area_that_is_stated() -> None:
+    rng = np.random.default_rng(0)
+    for positive, negative in ((rng.normal(1, 1, 300), rng.normal(0, 1, 200)), (np.ones(3), np.array([1.0, 0.0]))):
+        curve = roc(positive, negative)
+        assert (curve.false_positives[0], curve.true_positives[0]) == (0, 0)
+        assert (curve.false_positives[-1], curve.true_positives[-1]) == (1, 1)
+        assert np.trapezoid(curve.true_positives, curve.false_positives) == pytest.approx(area(positive, negative).auc)
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("psnr", "told"),
+    [
+        ((40.0, 16.0, 11.0), "IMAGES READ: 1 of 3 at 25 dB or more, 1 more in part; 50% of labels found"),
+        ((16.0, 11.0, 14.9), "IMAGES READ IN PART: 1 of 3 are 3 dB above the mean public image; 50% of labels found"),
+        ((9.0, 11.0, 14.9), "no image read: none is 3 dB above the mean public image; 50% of labels found; a better"),
+    ],
+)
+def test_a_reconstruction_is_held_against_the_mean_image(psnr: tuple[float, ...], told: str) -> None:
+    assert image_verdict(psnr, (12.0, 12.0, 12.0), 0.5).startswith(told)
+
+
+def test_the_verdicts_fit_what_the_page_says_of_kept_attacks() -> None:
+    """docs/attacks.md, "Inversion": read from FedAvg, in part at m = 200, not through noise."""
+    read, partly, nothing = "IMAGES READ: ", "IMAGES READ IN PART: ", "no image read: "
+    expected = {
+        **dict.fromkeys(("fedavg-server", "fedrp-insider", "subspace-insider-1000", "fedavg-batch-4"), read),
+        **dict.fromkeys(("subspace-insider-200", "fedavg-client-10"), partly),
+        **dict.fromkeys(("fedrp-server", "subspace-server", "fedavg-dp-server", "subspace-insider-dp"), nothing),
+    }
+    kept = map(json.loads, (ROOT / "benchmarks/results/attacks.jsonl").read_text().splitlines())
+    found = {
+        line["options"].split()[-1]: image_verdict(
+            line["result"]["psnr_each"],
+            [line["result"]["psnr_mean_image"]] * len(line["result"]["psnr_each"]),
+            line["result"]["label_rate"],
+        )
+        for line in kept
+        if "psnr_each" in line["result"]
+    }
+    for name, told in expected.items():
+        assert found[name].startswith(told), (name, found[name])
+
+
+@pytest.mark.parametrize(
+    ("auc", "low", "told"),
+    [
+        (0.60, 0.55, "MEMBERS TOLD FROM OTHERS: AUC 0.600 (0.550 to 0.650, second); 4.0% of members named at 1 %"),
+        (0.53, 0.51, "members hardly told from others, training and test set may just differ: AUC 0.530"),
+        (0.52, 0.49, "members not told from others: AUC 0.520 (0.490 to 0.550, second), 0.5 is guessing"),
+    ],
+)
+def test_membership_is_told_beyond_chance_and_beyond_a_shift(auc: float, low: float, told: str) -> None:
+    best = {"auc": auc, "auc_low": low, "auc_high": 2 * auc - low, "tpr_at_1_percent_fpr": 0.04}
+    assert membership_verdict({"first": {**best, "auc": 0.5}, "second": best}).startswith(told)
+
+
 # --- membership ------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_learned_noise_by_heart_gives_its_members_away(tmp_path: Path) -> None:
+def test_a_model_that_learned_noise_by_heart_gives_its_members_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", 60), ("test", 120)):  # labels at random: nothing to learn but the members themselves
@@ -326,24 +388,37 @@ def test_a_model_that_learned_noise_by_heart_gives_its_members_away(tmp_path: Pa
     np.savez(tmp_path / "noise.npz", **arrays)
     config = RunConfig("fedavg", f"npz:{tmp_path / 'noise.npz'}", clients=2, rounds=8, local_epochs=5, batch_size=10)
     simulate(config, named_task(config), out=tmp_path / "run")
-    found = attack_membership(tmp_path / "run", references=1)
+    found = attack_membership(tmp_path / "run", references=1).as_json()
     assert found["loss"]["auc"] > 0.6
     assert found["calibrated"]["auc"] > 0.6
     assert found["members"] == found["non_members"] == 60
     assert found["mean_loss_members"] < found["mean_loss_non_members"]
+    assert found["verdict"].startswith("MEMBERS TOLD FROM OTHERS")
+    main(["attack", "membership", str(tmp_path / "run"), "--references=0", f"--out={tmp_path / 'attack'}"])
+    told = json.loads((tmp_path / "attack" / "result.json").read_text())
+    assert f"verdict                      {told['verdict']}\n" in capsys.readouterr().out
+    assert (tmp_path / "attack" / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_where_every_client_keeps_its_model_members_are_that_clients(tmp_path: Path) -> None:
     config = RunConfig("fwc", f"npz:{image_file(tmp_path / 'images.npz')}", clients=3, rounds=1)
     simulate(config, named_task(config), out=tmp_path / "run")
-    found = attack_membership(tmp_path / "run", references=0)
+    found = attack_membership(tmp_path / "run", references=0).as_json()
     assert found["members_of"] == "the client whose model is delivered"
     assert found["members"] == 15
     assert "calibrated" not in found
 
 
+def test_the_gallery_shows_each_image_with_its_own_label(dataset: Dataset) -> None:
+    (target,) = attack_images(dataclasses.replace(SMALL, images=4), Effort(iterations=2)).targets
+    for image, label in zip(target.originals, target.labels, strict=True):
+        same = (dataset.train_x / 255.0 == image).all(axis=(1, 2, 3))
+        assert dataset.train_y[same].tolist() == [label]
+    assert len(target.labels_found) == len(target.found) == 4
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not the folder of a finished run"):
+    with pytest.raises(ConfigError, match="not the folder of a run"):
         attack_membership(tmp_path)
 
 
@@ -387,6 +462,7 @@ def test_the_key_search_from_start_to_end() -> None:
     assert found["seed_found"]
     assert found["true_key_would_be_recognised"]
     assert not found["key_found"]
+    assert found["verdict"].startswith(f"SEED FOUND after {found['seeds_tried']} tries; key not found after")
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
@@ -418,7 +494,7 @@ def test_inversion_prints_one_object(capsys: pytest.CaptureFixture[str], tmp_pat
         (["inversion", "--iterations=0"], "iterations=0 is not valid"),
         (["inversion", "--smoothness=nan"], "smoothness=nan is not valid: expected a number of at least 0"),
         (["membership", "/nowhere", "--references=-1"], "references=-1 is not valid"),
-        (["membership", "/nowhere"], "/nowhere is not the folder of a finished run"),
+        (["membership", "/nowhere"], "/nowhere is not the folder of a run"),
         (["key-search", "--bits=33"], "bits=33 is not valid"),
     ],
 )

@@ -2,12 +2,13 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from fedrp import RunConfig
+from fedrp import RunConfig, Task, simulate
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.auditing.canary import AuditResult, Fault, Mechanism, _seen, audit
 from fedrp.auditing.lower_bounds import audit_bounds, clopper_pearson
@@ -219,6 +220,41 @@ def test_the_command_line_tells_claim_bound_and_verdict(capsys: pytest.CaptureFi
     assert "verdict                  consistent with the claim" in capsys.readouterr().out
 
 
+@pytest.fixture
+def run_folder(tmp_path: Path, task: Task) -> Path:
+    config = RunConfig("fedrp-subspace", clients=4, rounds=3, dim=50, noise_multiplier=1.5, server_momentum=0.5)
+    simulate(config, task, out=tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_the_settings_of_a_run_are_audited(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its claim is the one that the run itself states, against the same adversary."""
+    main(["audit", str(run_folder), "--trials=30", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    stated = json.loads((run_folder / "result.json").read_text())["privacy"]
+    (own,) = [item for item in stated if item["adversary"] == told["adversary"]]
+    assert told["claimed_epsilon"] == own["epsilon"]
+    main(["audit", str(run_folder), "--trials=4", "--rounds=2"])  # options win
+    shown = capsys.readouterr().out
+    assert f"fedrp-subspace, 4 clients, 2 rounds, noise multiplier 1.5, unmasked (settings of {run_folder})" in shown
+    with pytest.raises(SystemExit) as caught:
+        main(["audit", str(run_folder), "--trials=60", "--broken=no-noise"])
+    assert caught.value.code == 7
+
+
+def test_a_run_with_a_ball_is_audited(tmp_path: Path, task: Task, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its norm floor was that of its own model; a stand-in has another."""
+    config = RunConfig("fedrp", clients=1, rounds=1, dim=4, ball=0.05, projection="gaussian")
+    simulate(config, task, out=tmp_path / "run")
+    main(["audit", str(tmp_path / "run"), "--trials=10", "--parameters=400", "--json"])
+    assert json.loads(capsys.readouterr().out)["claimed_epsilon"] is not None
+
+
+def test_a_target_epsilon_replaces_the_noise_of_the_run(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["audit", str(run_folder), "--trials=4", "--dp-epsilon=3", "--json"])
+    assert json.loads(capsys.readouterr().out)["claimed_epsilon"] == pytest.approx(3.0)
+
+
 def test_a_violation_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*QUICK, "--broken=no-noise", "--json"])
@@ -239,6 +275,7 @@ def test_a_violation_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None
         (["--confidence=2"], "confidence=2.0 is not valid: expected a number between 0 and 1"),
         (["--parameters=-1"], "parameters=-1 is not valid: expected a whole number of at least 1"),
         (["--parameters=0"], "parameters=0 is not valid"),
+        (["/nowhere"], "/nowhere is not the folder of a run: it has no readable config.json"),
     ],
 )
 def test_mistakes_are_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_every_kept_line_is_found_by_the_hash_of_its_options() -> None:
 
 def test_every_table_belongs_to_something_that_can_be_run(results: ModuleType) -> None:
     runs = {kept.options_hash(run.options) for name in results.EXPERIMENTS for run in results.runs_of(name)}
-    others = {*results.OWN_SCRIPTS, "attacks", "growth", "peers", "privacy", "profile", "simulator"}
+    others = {*results.OWN_SCRIPTS, "attacks", "growth", "memory", "peers", "privacy", "profile", "simulator"}
     index = kept.read_index()
     assert {table for digest, table in index.items() if digest not in runs} <= others
     assert set(index.values()) <= {*results.EXPERIMENTS, *others}

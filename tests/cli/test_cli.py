@@ -19,7 +19,7 @@ import fedrp
 from fedrp.algorithms.client_dp import DEFAULT_EPSILON
 from fedrp.algorithms.table import ALGORITHMS, methods
 from fedrp.cli import main
-from fedrp.cli.common import FOREMOST, Command
+from fedrp.cli.common import FOREMOST, Command, as_options
 from fedrp.config import GROUPS
 from fedrp.learning.data import DATASETS
 from fedrp.learning.zoo import MODELS
@@ -128,7 +128,7 @@ def small(images: Path) -> list[object]:
         (
             ["--secure-range=9"],
             CONFIG,
-            "secure_range=9.0 does nothing with algorithm 'fedrp': leave it out, or use --sec",
+            "secure_range=9.0 does nothing with algorithm 'fedrp-subspace': leave it out, or use --sec",
         ),
         (["--sealing=hybrid", "--algorithm=fedavg"], CONFIG, "sealing=hybrid does nothing with algorithm 'fedavg'"),
         (["--clip=0.1", "--algorithm=fedavg"], CONFIG, "clip=0.1 does nothing with algorithm 'fedavg': leave it out"),
@@ -160,7 +160,9 @@ def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], code: int,
         ("clients = true", "clients=True"),
         ("out = 5", "out=5 is not valid"),
         ("data_dir = [1]", "data_dir=[1] is not valid"),
-        ("[run]\nclients = 3", "unknown key 'run'"),
+        ("[run]\nclinets = 3", "unknown key 'clinets', did you mean 'clients'"),
+        ("clients = 3\n[run]\nclients = 3", "'clients' is there twice: leave one out"),
+        ("[training]\nclients = 3", "unknown key 'training'"),
     ],
 )
 def test_a_mistake_in_a_config_file_is_one_line(text: str, told: str, ask: Ask) -> None:
@@ -185,6 +187,66 @@ def test_a_damaged_data_file_is_one_line_that_names_it(part: str, ask: Ask, imag
     answer = ask("run", *small, "--dataset=npz:damaged.npz")
     assert (answer.code, answer.err.count("\n")) == (DATA, 1)
     assert "damaged.npz" in answer.err
+
+
+def test_a_table_called_run_is_read_like_the_keys_themselves(ask: Ask, small: list[object]) -> None:
+    Path("flat.toml").write_text("algorithm = 'fedavg'\nlr = 0.05\n")
+    Path("table.toml").write_text("algorithm = 'fedavg'\n[run]\nlr = 0.05\n")
+    for name in ("flat", "table"):
+        assert ask("run", f"{name}.toml", *small, f"--out={name}").code == 0
+    assert Path("flat/model.safetensors").read_bytes() == Path("table/model.safetensors").read_bytes()
+    assert json.loads(Path("table/config.json").read_text())["lr"] == 0.05
+
+
+def test_without_options_the_recommended_mode_trains_on_the_bundled_data(ask: Ask) -> None:
+    answer = ask("run", "--rounds=1", "--train-examples=40", "--clients=2", "--json", "--out=run")
+    result = json.loads(answer.out)
+    assert (result["algorithm"], result["dataset"], result["dim"]) == ("fedrp-subspace", "mnist-mini", 32_736)
+    assert 4096 <= result["bytes_up"] < 4096 + 64
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["bits"], config["bits_down"], config["bytes"]) == (1.0, 1.0, None)
+
+
+def test_algorithm_is_not_for_a_comparison(ask: Ask, small: list[object]) -> None:
+    answer = ask("compare", *small, "--algorithm=fedavg", "--algorithms=fedrp,fwc")
+    told = "--algorithm fedavg is for 'fedrp run': name it in --algorithms, by commas"
+    assert (answer.code, answer.out, answer.err) == (CONFIG, "", f"fedrp: {told}\n")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (np.array(["cat", "dog", "eel"]), "labels are text, e.g. cat: add --relabel (relabel=True)"),
+        (np.array([1, 2, 3]), "labels are 1 to 3, none is 0: add --relabel (relabel=True)"),
+        (np.array([10, 20, 40]), "labels are 10 to 40, none is 0: add --relabel (relabel=True)"),
+    ],
+)
+def test_labels_are_numbered_anew_only_where_that_is_asked_for(
+    labels: np.ndarray, told: str, ask: Ask, images: Path, small: list[object]
+) -> None:
+    with np.load(images) as arrays:
+        named = {name: labels[array] if name.startswith("y") else array for name, array in arrays.items()}
+        named["y_train"] = named["y_train"][:, None]  # a column will do
+        np.savez("named.npz", **named)
+        np.savez("own.npz", **arrays)
+    given = [option for option in small if "dataset" not in str(option)]
+    answer = ask("run", *given, "--dataset=npz:named.npz")
+    assert (answer.code, answer.err.count("\n")) == (DATA, 1)
+    assert told in answer.err
+    for name, more in (("named", ["--relabel"]), ("own", [])):
+        assert ask("run", *given, f"--dataset=npz:{name}.npz", f"--out={name}", *more).code == 0
+    assert Path("named/model.safetensors").read_bytes() == Path("own/model.safetensors").read_bytes()
+
+
+def test_a_label_of_the_test_part_alone_cannot_be_numbered(ask: Ask, images: Path, small: list[object]) -> None:
+    with np.load(images) as arrays:
+        names = np.array(["cat", "dog", "eel"])
+        np.savez(
+            "named.npz", **{**arrays, "y_train": names[arrays["y_train"]], "y_test": ["yak"] * len(arrays["y_test"])}
+        )
+    answer = ask("run", *small[1:], "--dataset=npz:named.npz", "--relabel")
+    assert answer.code == DATA
+    assert "has the label 'yak', which" in answer.err
 
 
 def test_feature_vectors_are_for_python(ask: Ask) -> None:
@@ -362,7 +424,7 @@ def test_resume_goes_on_and_an_existing_folder_is_refused(ask: Ask, small: list[
     assert ask("run", *small, "--out=run").code == 0
     answer = ask("run", *small, "--out=run")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
-    assert "run already holds a run: add --resume" in answer.err
+    assert "run already holds a run: go on with --resume, or give another folder, --out ...\n" in answer.err
     answer = ask("run", *small, "--out=run", "--resume", "--seed=3")
     assert (answer.code, answer.err.count("\n")) == (CONFIG, 1)
     assert "was started with seed=0, not 3" in answer.err
@@ -397,7 +459,8 @@ def test_what_is_not_given_again_is_taken_from_the_folder(options: list[str], as
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("--rounds=3", "run was started with rounds=2, not 3: resume with the same"),
+        ("--rounds=3", "run was started with rounds=2, and its epsilon holds for these alone"),
+        ("--rounds=1", "run was started with rounds=2, not 1: resume with the same"),
         ("--algorithm=fwc", "run was started with algorithm=fedavg-dp, not fwc"),
         ("--dp-epsilon=9", "run was started with noise_multiplier="),
         ("--dataset=mnist", "run was started with dataset=npz:"),
@@ -414,13 +477,44 @@ def test_what_is_given_again_must_be_the_same(given: str, told: str, ask: Ask, s
         assert told in answer.err
 
 
+def test_a_run_without_noise_is_given_more_rounds_and_keeps_its_best_model(ask: Ask, small: list[object]) -> None:
+    assert ask("run", *small, "--algorithm=fedavg", "--keep=best", "--out=run").code == 0
+    answer = ask("run", "--out=run", "--resume", "--workers=1", "--rounds=4", "--json")
+    assert answer.code == 0, answer.err
+    result = json.loads(answer.out)
+    accuracies = [line["accuracy"] for line in result["history"]]
+    assert len(accuracies) == result["rounds"] == 4
+    assert result["accuracy"] == max(accuracies) == accuracies[result["delivered_round"] - 1]
+    assert Path("run/last.safetensors").exists()
+    refused = ask("run", *small, "--keep=worst")
+    assert (refused.code, refused.err) == (CONFIG, "fedrp: unknown keep 'worst'; known: last, best\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "x holds a run: go on with resume=True, or give out=...",
+            "x holds a run: go on with --resume, or give --out ...",
+        ),
+        ("rho=9 is too much; use rho=1.5e-3", "rho=9 is too much; use --rho 1.5e-3"),
+        ("masks: use secure_aggregation=False", "masks: use --no-secure-aggregation"),
+        ("no: use projection='gaussian', or dim=5 at most", "no: use --projection gaussian, or --dim 5 at most"),
+        ("dim=0 is not valid: expected 1", "dim=0 is not valid: expected 1"),
+        ("odd: as metrics={'a': f} or app=1.", "odd: as metrics={'a': f} or app=1."),
+    ],
+)
+def test_what_an_error_says_to_do_is_said_in_options(text: str, told: str) -> None:
+    assert as_options(text) == told
+
+
 @pytest.mark.parametrize("name", ["run", "compare"])
 def test_a_folder_without_a_run_is_not_resumed(name: str, ask: Ask, small: list[object]) -> None:
     Path("empty").mkdir()
     for folder in ("typo", "empty"):
         answer = ask(name, *small, "--resume", f"--out={folder}")
         assert (answer.code, answer.out, answer.err.count("\n")) == (CONFIG, "", 1)
-        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct --out", answer.err)
+        assert re.search(f"{folder} holds no (run|comparison) to go on with: correct out", answer.err)
     assert not Path("typo").exists()
     answer = ask(name, *small, "--resume")
     assert (answer.code, answer.err) == (CONFIG, "fedrp: --resume needs --out, the folder of the run to go on with\n")
@@ -433,7 +527,7 @@ def test_the_advice_of_ctrl_c_is_a_command_that_works(
     chosen = ["--algorithms=fwc,fedavg", "--out=my run"] if name == "compare" else ["--algorithm=fwc", "--out=my run"]
     options = [*small, *chosen, "--threads=2", "--data-dir=somewhere", "--seed=4"]
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "_measured", interrupt)
+        patch.setattr(importlib.import_module("fedrp.simulation.simulate"), "measured", interrupt)
         answer = ask(name, *options)
     line = answer.err.removeprefix("fedrp: stopped; what is done is kept, go on with: ").strip()
     assert (answer.code, answer.err.count("\n")) == (INTERRUPTED, 1)
@@ -466,7 +560,7 @@ def test_runs_that_start_together_choose_different_folders(ask: Ask, small: list
     folder = Command().folder
     with folder("fedrp-npz") as first, folder("fedrp-npz") as second:
         assert (first, second) == (Path("runs/fedrp-npz-1"), Path("runs/fedrp-npz-2"))
-        told = ask("run", *small)
+        told = ask("run", *small, "--algorithm=fedrp")
     assert told.code == 0
     assert "run folder: runs/fedrp-npz-3" in told.out
     assert os.listdir(tmp_path / "runs") == ["fedrp-npz-3"]  # where nothing was written, nothing is left
@@ -479,7 +573,7 @@ def test_where_no_new_folder_can_be_made_is_one_line(ask: Ask, small: list[objec
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_is_one_line_with_its_own_exit_code(workers: int, small: list[object], tmp_path: Path) -> None:
-    options = [*small, f"--workers={workers}", f"--out={tmp_path / 'run'}"]
+    options = [*small, "--algorithm=fedrp", f"--workers={workers}", f"--out={tmp_path / 'run'}"]
     with files_up_to(400_000):  # less than the states of two clients, more than any of their data
         done = subprocess.run(command("run", *options), capture_output=True, text=True, env=environment())
     assert (done.returncode, done.stdout) == (FULL, "")
@@ -554,7 +648,7 @@ def test_a_comparison_remembers_what_it_was_asked_for(ask: Ask, small: list[obje
     kept = Path("both/compare.json").read_bytes()
     anew = ask("compare", *small, "--algorithms=fedavg", "--out=both")
     assert (anew.code, anew.err.count("\n")) == (CONFIG, 1)
-    assert "both already holds a comparison: add --resume" in anew.err
+    assert "both already holds a comparison: go on with --resume" in anew.err
     assert Path("both/compare.json").read_bytes() == kept
 
 

@@ -37,6 +37,9 @@ def test_centroids_are_the_published_ones(bits: int) -> None:
     found = centroids(bits)
     np.testing.assert_allclose(found[2 ** (bits - 1) :], PUBLISHED[bits], atol=5e-4)
     np.testing.assert_array_equal(found, -found[::-1])
+    digits = {1: [0.79788], 2: [0.45278, 1.51042]}.get(bits)  # sqrt(2 / pi); to five digits in the papers on EDEN
+    if digits:
+        np.testing.assert_allclose(found[2 ** (bits - 1) :], digits, atol=6e-6)
 
 
 @given(st.integers(1, 32), st.integers(0, 300), st.integers(0, 2**32))
@@ -201,3 +204,51 @@ def test_a_number_that_is_told_is_exact_beside_few_bits() -> None:
 def test_what_few_bits_cannot_do_is_refused_in_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(RunConfig(**{"algorithm": "fedrp-subspace", "clients": 100, **changes}), 61_706)
+
+
+LENET = 61_706
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (32_736, 1.0, 1.0)),  # 4,096 bytes each way, of which 4 are the scale
+        ({"bits": 32.0}, (1024, 32.0, 32.0)),
+        ({"bits": 4.0}, (8184, 4.0, 4.0)),
+        ({"bits_down": 32.0}, (32_736, 1.0, 32.0)),
+        ({"dim": 1000}, (1000, 32.0, 32.0)),  # as it was before there were few bits
+        ({"dim": 1000, "bits": 2.0}, (1000, 2.0, 32.0)),
+        ({"bytes": 512}, (4064, 1.0, 1.0)),
+        ({"bytes": 512, "dim": 1000}, (1000, 4.0, 4.0)),
+        ({"bytes": 512, "bits": 8.0}, (508, 8.0, 8.0)),
+        ({"dp_epsilon": 5.0}, (1000, 32.0, 32.0)),  # noise: docs/results.md
+        ({"noise_multiplier": 1.0, "clip_quantile": 0.5}, (1000, 32.0, 32.0)),
+        ({"secure_aggregation": True}, (1000, 32.0, 32.0)),
+        ({"algorithm": "fedrp"}, (1000, 32.0, 32.0)),  # as printed
+        ({"algorithm": "fedrp", "bytes": 512}, (4064, 1.0, 1.0)),
+    ],
+)
+def test_dimension_and_bits_follow_a_budget_unless_they_are_given(
+    given: dict[str, object], expected: tuple[int, float, float]
+) -> None:
+    config = resolved(RunConfig(**{"clients": 100, **given}), LENET)
+    assert (config.dim, config.bits, config.bits_down) == expected
+    assert resolved(config.stored, LENET) == config  # as a run that is resumed reads it
+
+
+@pytest.mark.parametrize("given", [{}, {"dp_epsilon": 5.0}, {"secure_aggregation": True}, {"algorithm": "fedrp"}])
+def test_no_default_is_more_than_the_model_has(given: dict[str, object]) -> None:
+    assert resolved(RunConfig(**{"clients": 100, **given}), 482).dim == 482
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bytes": 100, "dim": 1000}, "bytes=100 is too few: dim=1000 with bits=1 takes 129"),
+        ({"bytes": 100, "dim": 50, "bits": 32.0}, "bytes=100 is too few: dim=50 with bits=32 takes 200"),
+        ({"bytes": 512, "clip_quantile": 0.5, "noise_multiplier": 1.0}, "clip_quantile tells one exact number"),
+    ],
+)
+def test_a_budget_that_is_too_small_for_what_is_given_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(RunConfig(**{"clients": 100, **given}), LENET)

@@ -117,6 +117,7 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "secure_range": (0.01, {"secure_aggregation": True}),
     "sealing": ("hybrid", {}),
     "key_epoch": (2, {}),
+    "lr_rule": ("steps", {}),
 }
 
 

@@ -59,6 +59,10 @@ class Wrong(SignProjection):
         if self.fault == "scale":
             out *= 1.05
 
+    def native(self, device):
+        operator = super().native(device)
+        return operator._replace(adjoint=lambda theta: -operator.adjoint(theta)) if self.fault == "device" else operator
+
     def __repr__(self):
         return f"Wrong({self._signs})" if self.fault == "repr" else super().__repr__()
 
@@ -71,6 +75,7 @@ class Wrong(SignProjection):
         ("scale", ["the_norm_bound_holds", "lengths_are_kept_on_average"]),
         ("bend", ["forward_and_adjoint_belong_together_and_are_linear"]),
         ("stack", ["stacks_and_layouts_are_irrelevant"]),
+        ("device", ["tensors_of_a_device_are_projected_alike"]),
         ("repr", ["a_projection_does_not_leak"]),
         ("tag", ["its_tag_is_its_own"]),
     ],

@@ -77,7 +77,7 @@ def test_an_envelope_opens_and_verifies_only_in_its_place(change: dict[str, obje
 
 def test_an_envelope_of_one_suite_is_none_of_the_other() -> None:
     for sealing, other in (SEALINGS, SEALINGS[::-1]):
-        with pytest.raises(ProtocolError, match="--sealing"):
+        with pytest.raises(ProtocolError, match="roster or sealing"):
             accepted(envelopes(sealing)[RECIPIENT], PLACE._replace(sealing=other))
 
 

@@ -139,7 +139,7 @@ def test_stopped_after_any_round_a_masked_run_resumes_to_the_same_end(task: Task
     undisturbed = simulate(config, task)
     for last in (1, 3):
 
-        def stop(record: RoundRecord, last: int = last) -> None:
+        def stop(record: RoundRecord, _model: object, last: int = last) -> None:
             if record.round == last:
                 raise KeyboardInterrupt
 

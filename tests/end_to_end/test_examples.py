@@ -19,10 +19,10 @@ from fedrp.learning.initial import secret_initial
 from fedrp.learning.layout import layout_of
 from fedrp.learning.task import split_among_clients
 from fedrp.projection.families import make_projection
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from helpers import ROOT, TinyNet, client_batches, environment, round_keys, tiny_config, tiny_task
 
-LONGEST = {"fedrp_in_100_lines": 100, "your_own_algorithm": 46, "your_own_model": 20}
+LONGEST = {"fedrp_in_100_lines": 100, "your_own_algorithm": 46, "your_own_metric": 26, "your_own_model": 20}
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,14 @@ def test_fedrp_in_100_lines_learns() -> None:
 
 def test_your_own_model_learns() -> None:
     output = run_example("your_own_model")
-    assert float(re.search(r"([0-9.]+) %", output).group(1)) > 60  # always answering 0 gives 34
+    assert float(re.search(r"off by ([0-9.]+) on", output).group(1)) < 0.5  # always answering 0 is off by 0.91
+
+
+def test_your_own_metric_tells_more_than_accuracy() -> None:
+    told = re.match(r"AUROC ([0-9.]+) after .* accuracy ([0-9.]+) %", run_example("your_own_metric"))
+    area, accuracy = map(float, told.groups())
+    assert area > 0.95
+    assert accuracy > 95  # as it is if everyone is called healthy
 
 
 def test_your_own_algorithm_learns() -> None:

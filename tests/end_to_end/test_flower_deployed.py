@@ -16,7 +16,7 @@ from fedrp.flower.environment import quiet_environment
 from fedrp.learning.initial import secret_initial
 from fedrp.learning.layout import layout_of
 from fedrp.projection.families import make_projection
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from fedrp.testing.loopback import Loopback
 from helpers import ROOT, TinyNet, round_keys, tiny_config, tiny_task
 

@@ -27,7 +27,7 @@ from fedrp.flower.messages import FINISH, ROUND, answer, packet_of
 from fedrp.flower.server_app import server_app
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
 from fedrp.testing.local import LocalGrid, run_locally
 from flower_helpers import FlowerFederation, answer_in_child, in_child, lost
 from helpers import TinyNet, mounted, tiny_config
@@ -397,7 +397,7 @@ def test_a_site_with_another_roster_is_left_out_and_the_reason_named(
     write_roster(tmp_path / "else" / "roster.toml", merged([*strangers, *own]))
     run.node_configs[103] |= {"key": str(tmp_path / "else/site-3.key"), "roster": str(tmp_path / "else/roster.toml")}
     run.run()
-    assert "node 103 cannot take part: client 3 has another roster than the others" in caplog.text
+    assert "site 'site-3' (node 103) cannot take part: client 3 has another roster than the others" in caplog.text
     assert run.store()["missing"] == [3]
     same_model(run, [0, 1, 2])
 
@@ -406,7 +406,7 @@ def test_two_nodes_with_one_name_do_not_disturb_each_other(tmp_path: Path, caplo
     run = FlowerFederation(tmp_path, tiny_config("fedrp-subspace", **EXACT))
     run.node_configs[104] = run.node_configs[100]
     run.run(online=lambda: range(5))
-    assert "says that it is client 0, who is online as node 10" in caplog.text
+    assert "says that it is client 0, who is online as site 'site-0' (node 10" in caplog.text
     assert np.array_equal(same_model(run), undisturbed(run))
 
 

@@ -317,7 +317,7 @@ def test_a_resumed_run_keeps_its_engine(tmp_path: Path) -> None:
     class Stopped(Exception):  # noqa: N818 - a stop, not an error
         pass
 
-    def stop(_record: object) -> None:
+    def stop(_record: object, _model: object) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
@@ -390,7 +390,7 @@ def test_what_is_not_known_is_trained_one_after_the_other(kind: str, caplog: pyt
     caplog.set_level(logging.INFO)
     assert choose_engine("auto", factory, F.cross_entropy, CPU, LONG) == SEQUENTIAL
     assert "the model cannot be stacked" in caplog.text
-    with pytest.raises(ConfigError, match=rf"engine 'stacked' cannot train this model: {reason}.*; use --engine auto"):
+    with pytest.raises(ConfigError, match=rf"engine 'stacked' cannot train this model: {reason}.*; use engine='auto'"):
         choose_engine("stacked", factory, F.cross_entropy, CPU, LONG)
 
 

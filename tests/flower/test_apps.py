@@ -1,25 +1,27 @@
 """On Flower: the simulator's results, one exchange a round, and a server that learns nothing."""
 
 import dataclasses
+import inspect
 import json
 import re
 import socket
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from fedrp import simulate
 from fedrp.algorithms.table import ALGORITHMS, BASELINES
-from fedrp.cli import cli
+from fedrp.cli import cli, main
 from fedrp.crypto.roster import load_identity
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.client_app import client_app, make_client_app
-from fedrp.flower.messages import FINISH, HELLO, ROUND, RefusedError, packet_of, question
+from fedrp.flower.messages import FINISH, HELLO, ROUND, RefusedError, packet_of, question, site_of
 from fedrp.flower.server_app import parameter_count
 from fedrp.flower.settings import Pacing, require_agreed, run_settings
 from fedrp.flower.task import ClientContext, LocalTask
@@ -29,7 +31,8 @@ from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
-from fedrp.simulation.simulate import delivering_client, seeded_coins
+from fedrp.simulation.measures import delivering_client
+from fedrp.simulation.simulate import seeded_coins
 from fedrp.storage.server import ServerFolder
 from fedrp.testing.local import local_run
 from fedrp.testing.relay import Relay
@@ -62,6 +65,27 @@ def test_same_config_and_seed_give_the_same_model(
             assert run.status(client)["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
     assert run.store()["finished"]
     assert run.store()["missing"] == []
+
+
+def largest(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
+    return outputs.max()
+
+
+def test_a_site_is_told_all_metrics_of_its_model(tmp_path: Path) -> None:
+    def load(context: ClientContext) -> LocalTask:
+        return dataclasses.replace(tiny_load(context), metrics={"largest": largest})
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), load)
+    run.run()
+    result = simulate(run.config, dataclasses.replace(tiny_task(), metrics={"largest": largest}))
+    for client in range(4):
+        status = run.status(client)
+        assert status["largest"] == pytest.approx(result.metrics["largest"], abs=1e-4)
+        assert status["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
+        assert status["loss"] == pytest.approx(result.loss, abs=1e-4)
+    for name in status.keys() - {"largest"}:  # which a metric must not write over
+        with pytest.raises(ConfigError, match=f"'{name}' is no name for a metric"):
+            LocalTask(TinyNet, ([[0.0]], [0]), metrics={name: largest})
 
 
 def test_all_sites_deliver_the_same_frozen_parts_as_the_simulator(tmp_path: Path) -> None:
@@ -251,7 +275,9 @@ def test_a_site_is_told_what_is_private_against_whom_before_it_contributes(tmp_p
     assert "epsilon" in expected[0]  # the norm floor is that of the model, as in the simulator
 
 
-def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_goes_wrong_at_a_site_stays_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(context: ClientContext) -> LocalTask:
         if context.index == 2:
             raise ValueError("patient 4711 has no age")
@@ -261,9 +287,71 @@ def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, caplog: pytest.Lo
     run.run()
     said = repr([(m.content, m.metadata) for m in run.sent]) + caplog.text + repr(run.received)
     assert "4711" not in said
-    assert "node 102 is not a site of this run: Failure" in caplog.text
+    told = "cannot take part: its `load` failed (LoadError; there 'fedrp status' says why)"
+    assert f"site 'site-2' (node 102) {told}" in caplog.text
+    assert run.store()["turned_away"] == {"site 'site-2' (node 102)": told}
+    assert run.store()["sites"] == {"0": "site-0", "1": "site-1", "3": "site-3"}
     assert "patient 4711 has no age" in (tmp_path / "sites" / "site-2" / "failures.jsonl").read_text()
     assert run.store()["missing"] == [2]
+    assert "without the last model: client 2; run again" in caplog.text
+    capsys.readouterr()
+    assert main_says(capsys, "status", str(tmp_path / "sites" / "site-2")).endswith(
+        f"LoadError: patient 4711 has no age ({Path(__file__).name}:{line_of(broken, 'raise')} broken)\n"
+    )
+    (failed,) = json.loads(main_says(capsys, "status", "--json", str(tmp_path / "sites" / "site-2")))["failures"][-1:]
+    assert failed["error"] == "LoadError"
+
+
+def main_says(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main(list(arguments))
+    return capsys.readouterr().out
+
+
+def line_of(function: Callable[..., object], start: str) -> int:
+    """The number of the first line of a function that starts with a word."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if line.strip().startswith(start))
+
+
+@pytest.mark.parametrize("given", [None, 5, {}])
+def test_a_load_that_gives_no_task_is_told_so(given: object, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = FlowerFederation(
+        tmp_path, tiny_config("fedavg"), lambda c: given if c.index == 2 else tiny_load(c), min_clients=3
+    )
+    run.run()
+    assert "site 'site-2' (node 102) cannot take part: its `load` failed" in caplog.text
+    told = f"load gave a {type(given).__name__}: expected a LocalTask"
+    assert told in (tmp_path / "sites" / "site-2" / "failures.jsonl").read_text()
+
+
+def test_a_site_that_was_mended_is_no_longer_turned_away(tmp_path: Path) -> None:
+    broken: list[int] = []
+
+    def load(context: ClientContext) -> LocalTask:
+        if context.index == 2 and not broken:
+            broken.append(1)
+            raise ValueError("the disk was not mounted")
+        return tiny_load(context)
+
+    run = FlowerFederation(tmp_path, tiny_config("fedavg"), load)
+    run.run()
+    assert (run.store()["turned_away"], run.store()["missing"]) == ({}, [])
+
+
+@pytest.mark.parametrize("name", ["x" * 500, "two\nlines", "\x1b[31m", 5, None])
+def test_a_name_that_a_hostile_site_gives_does_not_spoil_the_log(name: object) -> None:
+    """What it says of itself is shown if it can be printed on one line."""
+    record = {"packet": b"", **({} if name is None else {"site": name})}
+    with local_run():
+        reply = Message(RecordDict({"fedrp": ConfigRecord(record)}), 7, HELLO)
+    assert site_of(reply) == ("x" * 60 if name == "x" * 500 else "")
+
+
+def test_two_sites_with_masks_are_told_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg", clients=2, secure_aggregation=True))
+    with pytest.raises(ConfigError, match=r"add clients, or do without masks.*secure-aggregation = false"):
+        run.run()
+    assert "2 participants a round are too few for secure aggregation: 3 are needed" in caplog.text
 
 
 def test_a_site_whose_task_does_not_fit_together_does_not_join(tmp_path: Path) -> None:
@@ -379,11 +467,18 @@ def test_a_server_that_cannot_work_says_so(changes: dict[str, object], told: str
         run.run()
 
 
+def test_a_server_says_first_what_noise_lets_the_run_learn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", noise_multiplier=1000.0), start_timeout=0.1)
+    with pytest.raises(FedRPError, match="0 sites online"):
+        run.run(online=lambda: [])
+    assert "fedrp: this model is expected to stay near chance" in caplog.text
+
+
 def test_too_few_sites_is_one_clear_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = FlowerFederation(tmp_path, tiny_config("fedavg"), start_timeout=0.5)
     with pytest.raises(FedRPError, match=r"2 sites online after 0.5 s, 4 needed"):
         run.run(online=lambda: [0, 3])
-    assert "waiting for sites: 2 of 4 online [0, 3]" in caplog.text
+    assert "waiting for sites: 2 of 4 online (client 0 ('site-0'), client 3 ('site-3'))" in caplog.text
 
 
 def test_a_site_takes_part_only_in_what_it_agreed_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -393,7 +488,8 @@ def test_a_site_takes_part_only_in_what_it_agreed_to(tmp_path: Path, caplog: pyt
     agreed.write_text('algorithm = "fedrp-subspace"\nclients = 4\n')
     run.node_configs[101]["agreed"] = str(agreed)
     run.run()
-    assert "node 101 is not a site of this run: ConfigError" in caplog.text
+    told = "its settings, or what it agreed to, are not those of this run (ConfigError; there 'fedrp status' says why)"
+    assert f"site 'site-1' (node 101) cannot take part: {told}" in caplog.text
     reason = (tmp_path / "sites" / "site-1" / "failures.jsonl").read_text()
     assert "the run has algorithm=fedavg, this site agreed to fedrp-subspace" in reason
     assert run.store()["missing"] == [1]

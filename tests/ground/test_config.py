@@ -65,7 +65,12 @@ def test_resolved_settings_have_no_none() -> None:
     """Where there is none of something, 0 or the empty string says so; the quorum has a default."""
     config = Resolved.of(RunConfig(lr=0.1))
     assert [name for name in FIELDS if getattr(config, name) is None] == []
-    assert {name: getattr(config, name) for name in NULLABLE if getattr(config, name)} == {"lr": 0.1, "quorum": 0.5}
+    assert {name: getattr(config, name) for name in NULLABLE if getattr(config, name)} == {
+        "lr": 0.1,
+        "quorum": 0.5,
+        "bits": 32.0,
+        "bits_down": 32.0,
+    }
     assert not config.private
     assert not config.bounded
 
@@ -226,7 +231,7 @@ def test_a_whole_number_will_do_where_any_is_meant(value: int) -> None:
     [
         *[("clients", value, "int") for value in ("4", 4.0, None, True)],
         *[("rounds", value, "int") for value in (2.5, True, NAN)],
-        ("dim", None, "int"),
+        ("batch_size", None, "int"),
         ("seed", 1.5, "int"),
         ("train_examples", 100.5, "int"),
         ("lr", "0.1", "float"),

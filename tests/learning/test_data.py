@@ -137,8 +137,8 @@ def test_idx_reads_any_set_of_that_format_and_computes_its_moments(tmp_path: Pat
 
 
 def test_a_missing_file_or_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
-    refused("mnist", tmp_path, "mnist/train-images-idx3-ubyte", "fedrp data fetch mnist", "--data-dir")
-    refused("cifar10", tmp_path, "data_batch_1.bin", "fedrp data fetch cifar10", "--data-dir")
+    refused("mnist", tmp_path, "mnist/train-images-idx3-ubyte", "fedrp data fetch mnist", "data_dir=...")
+    refused("cifar10", tmp_path, "data_batch_1.bin", "fedrp data fetch cifar10", "data_dir=...")
     refused(f"idx:{tmp_path}", None, "train-images-idx3-ubyte", "No such file")
     refused(f"npz:{tmp_path / 'no.npz'}", None, "no.npz", "No such file")
     refused(f"npz:{tmp_path}", None, str(tmp_path), "directory")

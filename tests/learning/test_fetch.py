@@ -249,7 +249,7 @@ def test_an_archive_that_does_not_fit_unpacked_is_one_line(server: Server, monke
 
 def test_a_folder_that_cannot_be_made_is_named(server: Server, mnist, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=f"{tmp_path / 'file'}.*--data-dir"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'file'}.*data_dir"):
         fetch_dataset("mnist", tmp_path / "file", server.url, progress=False)
 
 

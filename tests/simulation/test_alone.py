@@ -21,8 +21,8 @@ from fedrp.mechanisms import cohort
 from fedrp.protocol.client_state import Client
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_coins
+from fedrp.simulation.measures import delivering_client
 from fedrp.simulation.result import RoundRecord
-from fedrp.simulation.simulate import delivering_client
 from fedrp.storage.client_state import packed_clients
 from fedrp.types import Vector
 from helpers import TinyNet, tiny_config
@@ -81,7 +81,7 @@ def test_the_folder_of_a_run_keeps_clients_and_no_server(task: Task, tmp_path: P
 def stopped(task: Task, out: Path) -> Path:
     """The checkpoint of a run that was stopped after two rounds of three."""
 
-    def stop(record: RoundRecord) -> None:
+    def stop(record: RoundRecord, _model: object) -> None:
         if record.round == 2:
             raise KeyboardInterrupt
 

@@ -11,9 +11,9 @@ import torch
 
 from fedrp import Speed, Task, simulate
 from fedrp.algorithms.table import methods
+from fedrp.backends.states import StateStore
+from fedrp.learning.holdings import Holdings
 from fedrp.learning.objective import Examples
-from fedrp.simulation.holdings import Holdings
-from fedrp.simulation.states import StateStore
 from helpers import tiny_config, tiny_task
 
 
@@ -94,6 +94,6 @@ def test_rounds_that_are_not_scored_change_no_model_and_the_last_is_scored(tmp_p
             assert record.evaluation in (None, other.evaluation)
         assert thin.accuracy == whole.accuracy
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        assert [line["accuracy"] is None for line in lines] == [True, False, True, False, False]
+        assert ["accuracy" not in line for line in lines] == [True, False, True, False, False]
         again = simulate(config, task, Speed(eval_every=2), out=tmp_path / name, resume=True)
         assert [record.evaluation for record in again.records] == [record.evaluation for record in thin.records]

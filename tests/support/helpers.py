@@ -198,7 +198,7 @@ def image_file(path: Path, train: int = 60, test: int = 30) -> Path:
 
 def command(*arguments: object) -> list[str]:
     """The command line in a process of its own."""
-    return [sys.executable, "-c", "from fedrp.cli import main; main()", *map(str, arguments)]
+    return [sys.executable, "-m", "fedrp", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

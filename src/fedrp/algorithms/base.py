@@ -6,6 +6,7 @@ from typing import Literal
 
 from fedrp.algorithms.client_side import ClientSide
 from fedrp.algorithms.server_side import ServerSide
+from fedrp.compression.coding import Size
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.privacy.events import Release
 
@@ -34,6 +35,7 @@ class Method:
     delivers: Literal["consensus", "client"]  # one common model, or each client its own
     releases: Callable[[Resolved], Sequence[Release]]  # who learns what
     resolve: Callable[[RunConfig, int], Resolved] = no_defaults  # every default filled in, for so many parameters
+    default_size: Callable[[RunConfig, int], Size] | None = None  # what is sent if nothing is said; None: no projection
     lr_factor: float = 1.0  # the default learning rate, in units of the model's
 
 

@@ -74,7 +74,7 @@ def _require_noise_above_grid(config: Resolved) -> None:
     if cost > config.dp_delta / 1000:
         raise ConfigError(
             f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
-            "use more noise, or --no-secure-aggregation"
+            "use more noise, or secure_aggregation=False"
         )
 
 
@@ -154,7 +154,7 @@ def _seen_by_the_server(config: Resolved, seen: Event, shared: tuple[str, ...]) 
     assumed = (*shared, *SUMS_ONLY)
     if config.quorum < 1:
         # The sum of those left out carries only their shares, and late uploads complete it.
-        late = "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)"
+        late = "the server discards unread what comes from clients left out of a round (not needed with quorum 1)"
         assumed = (*assumed, late)
     if participation_hidden(config):
         own = _seen_by_a_participant(config, assumed)

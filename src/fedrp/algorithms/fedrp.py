@@ -20,13 +20,12 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
-from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, resolve_projection, within_bytes
+from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, papers_size, resolve_projection
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import norm_bound
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -35,8 +34,7 @@ DEFAULT_SHARE = 0.25
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    config = within_bytes(config, Resolved.of(config), servers.FEDRP, parameters)
-    family = "gaussian" if config.dim * parameters <= GAUSSIAN_ENTRIES else "sign"
+    family = "gaussian" if (config.dim or 0) * parameters <= GAUSSIAN_ENTRIES else "sign"
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
@@ -45,7 +43,7 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     if found.rho * curvature >= STABLE:
         raise ConfigError(
             f"rho={found.rho:g} is not stable with lr={found.lr:g} and dim={found.dim}: lr * rho * ||A||^2 = "
-            f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use --rho {safe:.3g}"
+            f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use rho={safe:.3g}"
         )
     return found
 
@@ -61,6 +59,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     if last.key is None or local.key is None:
         raise ConfigError("FedRP needs round keys")
     projection = local.project(last.key)
+    matrix = projection.on(local.device)
     start = stacked([client.state.model for client in clients])
     duals = stacked([client.state.carry[: local.config.dim] for client in clients])
     origins = [client.state.carry[local.config.dim :] for client in clients]  # w^0, where a ball is kept around it
@@ -69,8 +68,8 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     dual, goal = on_device(duals, local.device), on_device(target, local.device)
 
     def gradient(weights: torch.Tensor, gradients: torch.Tensor, rows: Rows) -> torch.Tensor:
-        miss = forward(projection, weights) - goal
-        return adjoint(projection, dual[rows] + float(rho) * miss).add_(gradients)
+        miss = matrix.forward(weights) - goal
+        return matrix.adjoint(dual[rows] + float(rho) * miss).add_(gradients)
 
     models = local.train(start, Objective(gradient, at_once=True))
     if local.config.bounded:
@@ -106,6 +105,7 @@ FEDRP = Algorithm(
     | {"ball", "sensitivity", "norm_floor"},
     delivers="client",
     resolve=_resolve,
+    default_size=papers_size,
     client=ClientSide(_start, _round, _finish),
     server=servers.FEDRP,
     releases=_releases,

@@ -47,10 +47,10 @@ def require_hidden_start(config: Resolved, factory: ModelFactory, parameters: in
     least = FAMILIES[family].hiding_ratio
     if parameters >= least * config.dim or (share := given_share(factory)) < _GIVEN:
         return
-    smaller = f", or --dim {parameters // least} at most" if parameters >= least else ""
+    smaller = f", or dim={parameters // least} at most" if parameters >= least else ""
     raise ConfigError(
         f"projection='{family}' with dim={config.dim} is not safe for a model that starts from given weights "
         f"({share:.0%} of them do not depend on torch's seed, so the server may know them): one upload could tell "
         f"the secret matrix, as n/m = {parameters / config.dim:.3g} is below {least}; "
-        f"use --projection gaussian, or --rotation haar{smaller}"
+        f"use projection='gaussian', or rotation='haar'{smaller}"
     )

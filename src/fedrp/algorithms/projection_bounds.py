@@ -31,7 +31,7 @@ FEW_BITS = Unsupported(
     "their norms"
 )
 _SUMMED = (
-    "the server discards unread what comes from clients left out of a round (not needed with --quorum 1)",
+    "the server discards unread what comes from clients left out of a round (not needed with quorum 1)",
     "rounding single projections before they are masked, and cutting off numbers beyond secure_range, tells nothing "
     "more than their sum",
 )
@@ -52,11 +52,11 @@ def kept_in_bounds(config: Resolved, model: Vector, start: Vector) -> Vector:
         if config.norm_floor and floor < config.norm_floor:
             raise PrivacyError(
                 f"norm_floor={config.norm_floor:g} does not hold with ball={config.ball:g}: the common start is too "
-                "short, and nothing was sent; lower --norm-floor or --ball, or leave the floor to its default"
+                "short, and nothing was sent; lower norm_floor or ball, or leave the floor to its default"
             )
     elif config.norm_floor and not _norm(model) >= config.norm_floor:
         raise PrivacyError(
-            f"a client's model is shorter than norm_floor={config.norm_floor:g}: it was not sent; lower --norm-floor"
+            f"a client's model is shorter than norm_floor={config.norm_floor:g}: it was not sent; lower norm_floor"
         )
     return model
 

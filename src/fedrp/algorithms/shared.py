@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from fedrp.algorithms.pipeline import Pipeline
-from fedrp.algorithms.server_side import ServerSide
-from fedrp.compression.coding import within_budget
+from fedrp.compression.coding import FULL, Size
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
@@ -15,6 +13,8 @@ from fedrp.projection.rotation import ROTATIONS
 # Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
 GAUSSIAN_ENTRIES = 2**28
 
+_PAPERS_DIM = 1000
+
 # What statements about masked uploads rest on.
 SUMS_ONLY = (
     "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
@@ -22,24 +22,9 @@ SUMS_ONLY = (
 )
 
 
-def within_bytes(config: RunConfig, known: Resolved, server: ServerSide, parameters: int) -> RunConfig:
-    """The config with the dimension and the bits that its budget of bytes buys, if it has one.
-
-    `known` are the same settings with the noise that they ask for.
-    """
-    if config.bytes is None:
-        return config
-
-    def up(dim: int, bits: float) -> int:
-        pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits=bits), server)
-        return pipeline.upload_coding(pipeline.upload_size(parameters)).nbytes
-
-    def down(dim: int, bits: float) -> int:
-        pipeline = Pipeline.of(dataclasses.replace(known, dim=dim, bits_down=bits), server)
-        return pipeline.aggregate_coding(pipeline.aggregate_size(parameters)).nbytes
-
-    dim, bits, bits_down = within_budget(config.bytes, parameters, up, down)
-    return dataclasses.replace(config, dim=dim, bits=bits, bits_down=bits_down)
+def papers_size(_config: RunConfig, parameters: int) -> Size:
+    """What a client sends if nothing is said: the paper's number of dimensions, as float32."""
+    return Size(min(_PAPERS_DIM, parameters), FULL, FULL)
 
 
 def resolve_projection(config: RunConfig, parameters: int, family: str, rotation: str) -> RunConfig:
@@ -48,7 +33,7 @@ def resolve_projection(config: RunConfig, parameters: int, family: str, rotation
     Raises:
         ConfigError: they are unknown, or the dimension is one that the model does not have.
     """
-    if config.dim > parameters:
+    if config.dim is None or config.dim > parameters:
         raise ConfigError(f"dim={config.dim} is not valid: the model has {parameters} parameters, choose at most that")
     family, rotation = config.projection or family, config.rotation or rotation
     require_choice("projection", family, FAMILIES)

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,15 +25,14 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import NOTHING, ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import averages_released, resolve_projection, within_bytes
-from fedrp.compression.coding import FULL
+from fedrp.algorithms.shared import averages_released, papers_size, resolve_projection
+from fedrp.compression.coding import FULL, Size
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, make_projection
-from fedrp.projection.tensors import adjoint, forward
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
@@ -49,6 +49,11 @@ _CROWD_MOMENTUM = 0.5
 
 _ONLY_WITH_NOISE = {"clip": None, "clip_quantile": None, "dp_noise": "shared"}
 
+# One bit for each of as many numbers as a sixteenth of the model has parameters, but at least 512 bytes of them.
+_SHARE = 16
+_FEWEST = 4064
+_BITS_OF_ALL = 8.0  # where all parameters are fewer than that
+
 # Up to here a uniform rotation, of cost m^2, takes less than a second; see docs/performance.md.
 _HAAR_SIZE = 20_000
 
@@ -57,9 +62,7 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    known = resolve_privacy(config) if config.private else Resolved.of(config)
-    config = within_bytes(config, known, servers.SUBSPACE, parameters)
-    rotation = "haar" if config.dim <= _HAAR_SIZE else "hadamard"
+    rotation = "haar" if (config.dim or 0) <= _HAAR_SIZE else "hadamard"
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
@@ -68,14 +71,26 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     idle = next((name for name, default in _ONLY_WITH_NOISE.items() if getattr(config, name) != default), None)
     if idle is not None:
         raise ConfigError(
-            f"{idle}={getattr(config, idle)} does nothing without noise: add --dp-epsilon, or --noise-multiplier 0 "
+            f"{idle}={getattr(config, idle)} does nothing without noise: add dp_epsilon=..., or noise_multiplier=0 "
             "to clip only"
         )
     return Resolved.of(config)
 
 
+def _default_size(config: RunConfig, parameters: int) -> Size:
+    """What is sent if nothing is said: one bit a number, as few numbers as the rotation of is proved to hide.
+
+    With noise the paper's number: noise is the louder the more numbers carry it. Weighted sums under masks are exact.
+    """
+    if config.private or (config.secure_aggregation and config.weighting != "uniform"):
+        return papers_size(config, parameters)
+    numbers = min(parameters, _HAAR_SIZE, max(_FEWEST, parameters // _SHARE))
+    bits = _BITS_OF_ALL if numbers == parameters else 1.0
+    return Size(numbers, bits, bits)
+
+
 def _default_momentum(config: RunConfig, parameters: int) -> float:
-    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * config.dim
+    many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * (config.dim or 0)
     return _CROWD_MOMENTUM if many and wide else 0.0
 
 
@@ -86,6 +101,16 @@ def step_size(lr: float, momentum: float, norm_bound: float, steps: int) -> floa
     """
     share = min(1.0, _path(_FREE_STEPS, momentum) / _path(steps, momentum))
     return lr * min(1.0, share * _LONGEST_STEP / norm_bound)
+
+
+def coarseness(bits: float) -> float:
+    """By how much shorter the longest steps are where the server sends its mean with so many bits a number: 2 for 1.
+
+    A code of b bits adds an error of about (pi/2 - 1) / 4^(b-1) of the mean's square. Where steps are as long as they
+    may be, m = 992 with 1 bit, half of them learn more: 97.6 instead of 96.1 % on MNIST (docs/results.md).
+    """
+    error = (math.pi / 2 - 1) / 4 ** (bits - 1) if bits >= 1 else math.pi / 2 / bits - 1
+    return float((1 + error) ** 1.5)
 
 
 def _path(steps: int, momentum: float) -> float:
@@ -126,18 +151,21 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     if key is None:
         raise ProtocolError("FedRP-Subspace needs round keys")
     projection = local.project(key)
+    matrix = projection.on(local.device)
     states = _consensus(local, clients)
     base = on_device(stacked([state.model for state in states]), local.device)
     pull = config.proximal * projection.columns / projection.rows
 
     def weights(theta: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return adjoint(projection, theta).add_(base[rows])
+        return matrix.adjoint(theta).add_(base[rows])
 
     def gradient(theta: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:
-        return forward(projection, gradients) + pull * theta
+        return matrix.forward(gradients) + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    rate = functools.partial(step_size, config.lr, config.momentum, projection.norm_bound)
+    rate = functools.partial(
+        step_size, config.lr, config.momentum, projection.norm_bound * coarseness(config.bits_down)
+    )
     thetas = local.train(start, Objective(gradient, weights, rate, at_once=True))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
     sent = local.rotate(key).forward(thetas)
@@ -204,6 +232,7 @@ SUBSPACE = Algorithm(
     | {"projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch", "proximal"},
     delivers="consensus",
     resolve=_resolve,
+    default_size=_default_size,
     client=ClientSide(_start, _round, _finish),
     server=servers.SUBSPACE,  # clients carry momentum themselves, in n dimensions
     releases=_releases,

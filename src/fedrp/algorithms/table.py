@@ -80,7 +80,7 @@ def require_used(config: RunConfig) -> None:
         if value != field.default and field.name in _idle(config, config.algorithm):
             users = [name for name, method in methods().items() if field.name in method.settings]
             if config.algorithm in users:  # but not together with the other settings
-                users = ["--secure-aggregation without noise"]
+                users = ["secure_aggregation=True without noise"]
             raise ConfigError(
                 f"{field.name}={value} does nothing with algorithm '{config.algorithm}': leave it out, or use "
                 f"{' or '.join(users)}"

@@ -31,6 +31,7 @@ from fedrp.attacks.observations import angles, find_observations, opened_keys, u
 from fedrp.attacks.outcome import Outcome, Scenario, Target, mean
 from fedrp.attacks.record import record
 from fedrp.attacks.target_models import TargetModel
+from fedrp.attacks.verdicts import key_verdict
 from fedrp.attacks.view import ADVERSARIES, Recording
 from fedrp.config.run import RunConfig
 from fedrp.crypto.sizes import KEY_BYTES
@@ -64,14 +65,15 @@ def attack_images(
         truth = np.concatenate([chosen[client] for client in clients])
         guess = invert(view.public, about, len(truth), effort, prior, seed)
         originals = _unit(dataset.train_x[truth])
-        found = guess.images[matched(originals, guess.images)]
+        order = matched(originals, guess.images)
+        found = guess.images[order]
         pairs = list(zip(originals, found, strict=True))
         target = Target(
             clients=clients,
             originals=originals,
             found=found,
-            labels=tuple(sorted(dataset.train_y[truth].tolist())),
-            labels_found=guess.labels,
+            labels=tuple(dataset.train_y[truth].tolist()),
+            labels_found=tuple(guess.labels[index] for index in order),
             psnr=tuple(psnr(*pair) for pair in pairs),
             ssim=tuple(ssim(*pair) for pair in pairs),
             mismatch=guess.mismatch,
@@ -90,6 +92,7 @@ def attack_images(
         targets=tuple(targets),
         mean_image=tuple(psnr(image, prior) for image in attacked),
         other_image=tuple(psnr(*pair) for pair in zip(attacked, others, strict=True)),
+        prior=prior,
         seconds=time.monotonic() - began,
     )
 
@@ -151,7 +154,7 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
     keys = search(itertools.count(), guess, upload, typical_size(granted, ROWS), budget=seeds.seconds)
     true_key = int.from_bytes(opened_keys(inside)[1].reveal(), "big")
     control = search([true_key], guess, upload, typical_size(granted, ROWS))
-    return {
+    result = {
         "parameters": model.size,
         "seed_bits": bits,
         "seed_found": seeds.found == secret,
@@ -166,6 +169,7 @@ def attack_keys(bits: int, seed: int = 0, on_tried: OnTried | None = None) -> di
         "log2_years_for_all_keys": round(8 * KEY_BYTES - math.log2(keys.rate * 365.25 * 86400), 1),
         "true_key_would_be_recognised": control.found == true_key,
     }
+    return {**result, "verdict": key_verdict(result)}
 
 
 def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np.intp]]) -> Recording:

@@ -4,9 +4,9 @@ Two attacks: the loss itself (Yeom et al. 2018), and the loss less that of refer
 on data of its own (difficulty calibration, Watson et al. 2022). The second needs half of the test set as that data.
 """
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +16,19 @@ from safetensors.numpy import load_file
 
 from fedrp.algorithms.table import method_of
 from fedrp.attacks.metrics import area, true_positives_at
+from fedrp.attacks.verdicts import membership_verdict
 from fedrp.config.checks import require
-from fedrp.config.run import Resolved, RunConfig
-from fedrp.config.toml import from_settings
+from fedrp.config.run import Resolved
 from fedrp.engines.choice import make_trainer
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector
 from fedrp.learning.objective import Examples, LocalSGD
+from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
 from fedrp.rng import RunSeed
-from fedrp.simulation.simulate import delivering_client
+from fedrp.simulation.measures import delivering_client
+from fedrp.storage.begun import begun_config
 from fedrp.types import Vector
 
 Losses = npt.NDArray[np.float64]
@@ -36,10 +38,30 @@ _BATCH = 500
 _FALSE_POSITIVES = 0.01
 
 
-def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> dict[str, Any]:
+class Attack(NamedTuple):
+    """Scores of members and of others, higher where the attack believes in a member."""
+
+    members: Losses
+    others: Losses
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """What came of the attacks on one model."""
+
+    about: dict[str, Any]  # the run, and who its members are
+    attacks: dict[str, Attack]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the scores."""
+        found = {name: _scores(*attack) for name, attack in self.attacks.items()}
+        return {**self.about, **found, "verdict": membership_verdict(found)}
+
+
+def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> Membership:
     """Attack the model in a run folder; members are the training examples that the model was trained on."""
     require(references >= 0, "references", references, "a whole number of at least 0")
-    config = _config(folder)
+    config = Resolved.of(begun_config(folder))
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)
     own = method_of(config).delivers == "client"
@@ -52,7 +74,7 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
     members = _taken(members, rng.permutation(len(members.y))[: len(strangers.y)])
     model = _model(folder, task.model)
     inside, beyond = (losses(task.model, model, part) for part in (members, strangers))
-    result: dict[str, Any] = {
+    about: dict[str, Any] = {
         "algorithm": config.algorithm,
         "clients": config.clients,
         "rounds": config.rounds,
@@ -61,16 +83,17 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
         "non_members": len(strangers.y),
         "mean_loss_members": float(inside.mean()),
         "mean_loss_non_members": float(beyond.mean()),
-        "loss": _scores(-inside, -beyond),
+        "references": references,
     }
+    attacks = {"loss": Attack(-inside, -beyond)}
     if references:
         models = [_reference(task, config, known, number) for number in range(references)]
         calm_in, calm_out = (
             np.mean([losses(task.model, reference, part) for reference in models], axis=0)
             for part in (members, strangers)
         )
-        result["calibrated"] = {"references": references, **_scores(calm_in - inside, calm_out - beyond)}
-    return result
+        attacks["calibrated"] = Attack(calm_in - inside, calm_out - beyond)
+    return Membership(about, attacks)
 
 
 def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
@@ -78,8 +101,8 @@ def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
     module = load_vector(built(factory), model).eval()
     with torch.inference_mode():
         parts = [
-            torch.nn.functional.cross_entropy(module(x), y, reduction="none")
-            for x, y in zip(torch.split(data.x, _BATCH), torch.split(data.y, _BATCH), strict=True)
+            torch.nn.functional.cross_entropy(module(floats(data.x[batch])), data.y[batch], reduction="none")
+            for batch in (slice(start, start + _BATCH) for start in range(0, len(data.y), _BATCH))
         ]
     return np.asarray(torch.cat(parts).double().numpy())
 
@@ -100,13 +123,6 @@ def _reference(task: Task, config: Resolved, data: Examples, number: int) -> Vec
     return np.asarray(trainer.train(start, [part], [0], 1, sgd)[0])
 
 
-def _config(folder: Path) -> Resolved:
-    try:
-        return Resolved.of(from_settings(RunConfig, json.loads((folder / "config.json").read_text())))
-    except (OSError, ValueError, TypeError):
-        raise ConfigError(f"{folder} is not the folder of a finished run: it has no readable config.json") from None
-
-
 def _model(folder: Path, factory: ModelFactory) -> Vector:
     layout = layout_of(built(factory))
     try:
@@ -117,7 +133,7 @@ def _model(folder: Path, factory: ModelFactory) -> Vector:
 
 
 def _joined(parts: list[Examples]) -> Examples:
-    return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+    return Examples(torch.cat([floats(part.x) for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def _taken(data: Examples, index: npt.NDArray[np.intp]) -> Examples:

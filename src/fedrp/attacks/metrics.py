@@ -60,6 +60,20 @@ def area(positive: npt.NDArray[np.float64], negative: npt.NDArray[np.float64]) -
     return Area(auc, max(0.0, auc - margin), min(1.0, auc + margin))
 
 
+class Curve(NamedTuple):
+    """A ROC curve: for every threshold, which share of others and of members is above it."""
+
+    false_positives: npt.NDArray[np.float64]
+    true_positives: npt.NDArray[np.float64]
+
+
+def roc(positive: npt.NDArray[np.float64], negative: npt.NDArray[np.float64]) -> Curve:
+    """The curve from (0, 0) to (1, 1); its trapezoids have the area of `area`, ties included."""
+    thresholds = np.unique(np.concatenate([positive, negative]))
+    shares = [1 - np.searchsorted(np.sort(group), thresholds) / len(group) for group in (negative, positive)]
+    return Curve(*(np.concatenate([[0.0], share[::-1]]) for share in shares))
+
+
 def true_positives_at(
     positive: npt.NDArray[np.float64], negative: npt.NDArray[np.float64], false_positives: float
 ) -> float:

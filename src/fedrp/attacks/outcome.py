@@ -10,6 +10,7 @@ import numpy as np
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.metrics import Images
 from fedrp.attacks.target_models import SMOOTH
+from fedrp.attacks.verdicts import image_verdict
 from fedrp.attacks.view import ADVERSARIES
 from fedrp.config.checks import require, require_choice
 from fedrp.errors import ConfigError
@@ -54,7 +55,7 @@ class Target(NamedTuple):
     clients: tuple[int, ...]
     originals: Images
     found: Images  # in the order of the originals
-    labels: tuple[int, ...]
+    labels: tuple[int, ...]  # in the order of the originals, as is what was found
     labels_found: tuple[int, ...]
     psnr: tuple[float, ...]
     ssim: tuple[float, ...]
@@ -72,6 +73,7 @@ class Outcome:
     targets: tuple[Target, ...]
     mean_image: tuple[float, ...]  # PSNR of the mean of public images, per attacked image
     other_image: tuple[float, ...]  # and of a public image drawn at random
+    prior: Images  # the mean of public images itself, (C, H, W)
     seconds: float
 
     @property
@@ -84,6 +86,11 @@ class Outcome:
         """The share of labels that were found."""
         right = sum((Counter(t.labels) & Counter(t.labels_found)).total() for t in self.targets)
         return right / sum(len(t.labels) for t in self.targets)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one line."""
+        return image_verdict(self.psnr, self.mean_image, self.label_rate)
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the images."""
@@ -101,6 +108,7 @@ class Outcome:
             "psnr_other_image": mean(self.other_image),
             "mismatch": [target.mismatch for target in self.targets],
             "seconds": round(self.seconds, 1),
+            "verdict": self.verdict,
         }
 
 

@@ -22,6 +22,7 @@ from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack
+from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
 from fedrp.rng import RunSeed
@@ -132,7 +133,7 @@ def _measured(job: _Job) -> tuple[Stack, float]:
 
 
 def _changed(parts: Sequence[Examples], client: int, change: str, rng: np.random.Generator) -> Examples:
-    x, y = parts[client]
+    x, y = floats(parts[client].x), parts[client].y
     index = int(rng.integers(len(y)))
     if change == "remove":
         if len(y) < 2:
@@ -143,7 +144,7 @@ def _changed(parts: Sequence[Examples], client: int, change: str, rng: np.random
     donor = others[int(rng.integers(len(others)))]
     record = int(rng.integers(len(donor.y)))
     x, y = x.clone(), y.clone()
-    x[index], y[index] = donor.x[record], donor.y[record]
+    x[index], y[index] = floats(donor.x[record : record + 1])[0], donor.y[record]
     return Examples(x, y)
 
 

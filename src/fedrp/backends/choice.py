@@ -26,7 +26,7 @@ def open_backend(speed: Speed) -> Iterator[Backend]:
 def _made(speed: Speed) -> Backend:
     if speed.backend == "processes":
         if speed.address is not None:
-            raise ConfigError(f"address={speed.address} is of a Ray cluster: add --backend ray")
+            raise ConfigError(f"address={speed.address} is of a Ray cluster: add backend='ray'")
         return ProcessBackend()
     from fedrp.backends.cluster import connected
 

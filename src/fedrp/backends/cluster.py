@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedrp.backends.workers import CHANGING, Answer, Make, Seat, Worker
-from fedrp.config.speed import Speed
+from fedrp.config.speed import Speed, most_workers
 from fedrp.errors import ConfigError, FedRPError, first_line
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class RayBackend:
         if processors < count * self._threads:
             raise ConfigError(
                 f"{count} workers with {self._threads} threads each need {count * self._threads} processors, the Ray "
-                f"cluster has {processors}: use fewer --workers"
+                f"cluster has {processors}: use fewer workers"
             )
         while len(self._started) < count:
             self._started.append(RayWorker(self._ray, self._threads))
@@ -176,12 +176,12 @@ def connected(speed: Speed) -> RayBackend:
         ConfigError: Ray is not installed, or there is no cluster.
     """
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("ray is not installed: pip install 'fedrp[ray]', or use --backend processes")
+        raise ConfigError("ray is not installed: pip install 'fedrp[ray]', or use backend='processes'")
     _require_listener(speed.address)
     import ray
 
     if not ray.is_initialized():
-        shape = {"address": speed.address} if speed.address else {"num_cpus": speed.workers * speed.threads}
+        shape = {"address": speed.address} if speed.address else {"num_cpus": most_workers(speed) * speed.threads}
         try:
             dashboard = None if speed.address else False
             ray.init(**shape, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)

@@ -2,23 +2,29 @@
 
 The fork server only imports, and computes nothing: what is forked from it is as good as new. It starts once:
 a command starts it before it imports torch itself, and both import side by side.
+
+What a user's program or notebook defines is sent by value (cloudpickle), and workers never run the program itself: it
+needs no guard, and may use functions without a name.
 """
 
+import io
 import multiprocessing
-import pickle
 import signal
+import sys
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import current_process
+from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any
 
-from fedrp.backends.workers import LOST, Answer, InlineWorker, Make, Seat, Worker
-from fedrp.errors import ConfigError, FedRPError, first_line
+from fedrp.backends.workers import Answer, InlineWorker, LostWorkerError, Make, Seat, UnsentError, Worker
+from fedrp.errors import first_line
 
 _PRELOADED = ["fedrp.simulation.alone", "fedrp.simulation.clients"]
-_GUARD = "put what starts the run under \"if __name__ == '__main__':\", or use workers=1"
 
 
 def start_fork_server() -> None:
@@ -39,59 +45,77 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@contextmanager
+def _without_program() -> Iterator[None]:
+    """Processes started here do not run the user's program again to know what it defines."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
+def _packed(make: Make) -> memoryview:
+    """Pickled with all that the program itself defines; tensors as shared memory.
+
+    Raises:
+        UnsentError: something in it is bound to this process.
+    """
+    import cloudpickle
+    import torch.multiprocessing  # noqa: F401 - which is what shares the memory of tensors
+
+    buffer = io.BytesIO()
+    pickler = cloudpickle.Pickler(buffer)
+    pickler.dispatch_table = ChainMap(ForkingPickler(buffer).dispatch_table, pickler.dispatch_table)
+    try:
+        pickler.dump(make)
+    except Exception as error:  # model, loss and data are the user's, and so is how they are pickled
+        raise UnsentError(f"model, loss or data cannot be sent to another process ({first_line(error)})") from None
+    return buffer.getbuffer()
+
+
 class ProcessWorker:
     """A worker in a process of its own, behind a pipe."""
 
     kept = None
 
     def __init__(self) -> None:
-        if getattr(current_process(), "_inheriting", False):  # a worker is importing the user's script
-            raise ConfigError(f"worker processes cannot start while a script is imported: {_GUARD}")
         start_fork_server()
         context = multiprocessing.get_context("forkserver")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other,), daemon=True)
-        with _uninterrupted():
+        with _uninterrupted(), _without_program():
             self._process.start()
         other.close()
-        self._answered = False
 
     def begin(self, make: Make) -> None:
         """Let go of what was held; `make` is pickled."""
-        import torch.multiprocessing  # noqa: F401 - tensors then go as shared memory, not as copies
-
-        try:
-            self._send(make)
-        except (AttributeError, pickle.PicklingError, TypeError) as error:
-            raise ConfigError(
-                f"the task cannot be sent to worker processes ({error}): "
-                "define model, loss and data at the top level of a module, or use workers=1"
-            ) from None
+        packed = _packed(make)
+        with self._lost_if_closed():
+            self._pipe.send_bytes(packed)
 
     def send(self, method: str, *arguments: object) -> None:
         """Call a method of what is held."""
-        self._send((method, arguments))
+        with self._lost_if_closed():
+            self._pipe.send((method, arguments))
 
-    def _send(self, message: object) -> None:
+    @contextmanager
+    def _lost_if_closed(self) -> Iterator[None]:
         try:
-            self._pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             raise self._lost() from None
 
     def receive(self) -> Any:
         """The answer to the oldest call that is not yet answered."""
-        try:
+        with self._lost_if_closed():
             answer: Answer = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            raise self._lost() from None
-        self._answered = True
         return answer.get()
 
-    def _lost(self) -> FedRPError:
+    def _lost(self) -> LostWorkerError:
         self._process.join(timeout=1)
-        if self._process.exitcode == 1 and not self._answered:  # an error while it was importing the user's script
-            return ConfigError(f"a worker process could not start, its error is above: {_GUARD}")
-        return FedRPError(LOST)
+        return LostWorkerError.of(self._process.pid, self._process.exitcode)
 
     def keep(self) -> None:
         """A process that is lost is not replaced: nothing of this machine would be more reliable."""
@@ -113,9 +137,15 @@ class ProcessBackend:
         self._started: list[ProcessWorker] = []
 
     def workers(self, count: int) -> Sequence[Worker]:
-        """So many workers; processes that are there already, and new ones."""
+        """So many workers; processes that are there already, and new ones.
+
+        Raises:
+            UnsentError: this process may have none.
+        """
         if count == 1:
             return [self._inline]
+        if current_process().daemon:
+            raise UnsentError("this process is a worker itself, of a pool, and may start no others")
         try:
             while len(self._started) < count:
                 self._started.append(ProcessWorker())
@@ -154,11 +184,7 @@ def _next(pipe: Connection, seat: Seat) -> Answer | None:
     except (EOFError, ConnectionResetError):
         raise
     except Exception as error:  # reading it imports the user's code
-        text = (
-            f"the task cannot be read in a worker process ({first_line(error)}): "
-            "define model, loss and data at the top level of a module, or use workers=1"
-        )
-        seat.begin(_Refused(text))
+        seat.begin(_Refused(f"model, loss or data cannot be read in another process ({first_line(error)})"))
         return None
     if isinstance(message, tuple):
         return seat.answer(*message)
@@ -173,4 +199,4 @@ class _Refused:
         self._text = text
 
     def __call__(self) -> Any:
-        raise ConfigError(self._text)
+        raise UnsentError(self._text)

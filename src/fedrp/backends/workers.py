@@ -4,16 +4,36 @@ A *backend* starts workers of one kind and keeps them from run to run. Imports n
 start what takes long before it needs torch itself.
 """
 
+import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from fedrp.errors import FedRPError
+from fedrp.errors import ConfigError, FedRPError
 
-LOST = "a worker process ended unexpectedly (out of memory?)"
 # Methods of a shard after which its clients are not as they were; the others can be asked again at any time.
 CHANGING = frozenset({"respond", "train", "load", "restore"})
+
+
+class UnsentError(ConfigError):
+    """What is to be computed cannot be brought to other processes: this one has to do it alone."""
+
+
+class LostWorkerError(FedRPError):
+    """A worker process has ended in the middle of a run."""
+
+    @classmethod
+    def of(cls, process: int | None, code: int | None) -> "LostWorkerError":
+        """The error for a process that ended with this exit code; below 0 it is that of a signal."""
+        how = f"ended with exit code {code}"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+            how = f"was killed by signal {name}"
+        if code == -signal.SIGKILL:
+            how += ", as the system does where memory is short: fewer workers take less of it"
+        kept = "where the run has a folder, completed rounds are kept: go on with resume=True (--resume)"
+        return cls(f"worker process {process} {how}; {kept}")
 
 
 class Served(Protocol):

@@ -16,7 +16,8 @@ from fedrp.backends.processes import ProcessWorker
 from fedrp.config import Resolved, RunConfig
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory, built, layout_of
-from fedrp.learning.objective import Examples, Loss
+from fedrp.learning.objective import Loss
+from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.means import weighted_sum
 from fedrp.rng import RunSeed
@@ -28,7 +29,7 @@ class PlainWork(NamedTuple):
 
     factory: ModelFactory
     loss: Loss
-    data: dict[int, Examples]  # of the clients that it trains
+    data: dict[int, tuple[torch.Tensor, torch.Tensor]]  # inputs and targets of the clients that it trains
     config: Resolved
 
 
@@ -58,15 +59,22 @@ class PlainLoop:
     def close(self) -> None:
         """Nothing of it is on disk."""
 
-    def _train(self, parameters: Sequence[torch.nn.Parameter], data: Examples, client: int, round_: int) -> None:
+    def _train(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        data: tuple[torch.Tensor, torch.Tensor],
+        client: int,
+        round_: int,
+    ) -> None:
+        x, y = data
         module, loss, config = self._module, self._work.loss, self._work.config
         optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
         shuffle = RunSeed(config.seed).generator("batches", round_, client)  # the simulator's batches: same arithmetic
         for _ in range(config.local_epochs):
-            order = torch.from_numpy(shuffle.permutation(len(data.y)))
+            order = torch.from_numpy(shuffle.permutation(len(y)))
             for batch in torch.split(order, config.batch_size):
                 optimiser.zero_grad(set_to_none=True)
-                loss(module(data.x[batch]), data.y[batch]).backward()  # type: ignore[no-untyped-call]
+                loss(module(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
                 if config.grad_clip:
                     torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
                 optimiser.step()
@@ -79,7 +87,8 @@ class Reference:
         settings = resolved(config, layout_of(built(task.model)).size)
         self.model = public_initial(task.model, RunSeed(config.seed))
         self._clients, self._round = config.clients, 0
-        data = dict(enumerate(split_among_clients(task, config)))
+        parts = split_among_clients(task, config)
+        data = {client: (floats(part.x), part.y) for client, part in enumerate(parts)}
         shares = [{c: d for c, d in data.items() if c % processes == number} for number in range(processes)]
         self._workers: list[ProcessWorker] = []
         try:

@@ -81,7 +81,7 @@ def simulator_benchmark(
             for _ in range(WARM_UP):
                 references[count].round()
 
-        def between(record: RoundRecord) -> None:
+        def between(record: RoundRecord, _model: object) -> None:
             if record.round > WARM_UP:
                 for count, reference in references.items():
                     seconds[count].append(reference.round())
@@ -136,7 +136,7 @@ def _started(config: RunConfig, speed: Speed) -> StartUp:
         field.name: getattr(record, field.name)
         for record, usual in ((config, RunConfig()), (speed, Speed()))
         for field in dataclasses.fields(record)
-        if getattr(record, field.name) != getattr(usual, field.name) or field.name == "workers"
+        if getattr(record, field.name) != getattr(usual, field.name)
     }
     options = [word for name, value in settings.items() for word in ("--" + name.replace("_", "-"), str(value))]
     with tempfile.TemporaryDirectory() as folder:

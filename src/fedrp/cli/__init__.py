@@ -5,10 +5,10 @@ import sys
 
 import click
 
-from fedrp.cli import bench, deploy, privacy, run  # noqa: F401 - importing them adds their commands
-from fedrp.cli.common import INTERRUPTED
+from fedrp.cli import attack, bench, deploy, privacy, run  # noqa: F401 - importing them adds their commands
+from fedrp.cli.common import as_options
 from fedrp.cli.common import cli as cli
-from fedrp.errors import FedRPError
+from fedrp.errors import INTERRUPTED, FedRPError
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         cli.main(args=arguments, prog_name="fedrp", standalone_mode=False)
     except FedRPError as error:
-        _fail(str(error), error.exit_code)
+        _fail(as_options(str(error)), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("stopped", INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -8,6 +8,7 @@ import click
 
 from fedrp.cli.common import ListedOption, cli, given_settings, projection_names, some_settings, with_defaults
 from fedrp.config import Speed, require
+from fedrp.config.speed import most_workers
 
 # --- measuring -----------------------------------------------------------------------------------------------------
 
@@ -53,6 +54,7 @@ def bench_simulator(examples: int, repeats: int, starts: int, processes: int, as
     from fedrp.learning.task import named_task
 
     config, speed, _ = with_defaults(dataclasses.asdict(BASE) | given_settings(None, given))
+    speed = dataclasses.replace(speed, workers=most_workers(speed))  # also where one would do
     with synthetic_images(config.model, config.clients * examples) as dataset:
         config = dataclasses.replace(config, dataset=dataset)
         measured = simulator_benchmark(config, named_task(config), speed, repeats, sorted({1, processes}))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable
@@ -18,14 +18,10 @@ from fedrp.config.checks import require_types
 from fedrp.config.run import GROUPS, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.config.toml import from_settings, read_toml
-from fedrp.errors import FedRPError
+from fedrp.errors import INTERRUPTED, FedRPError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
-CLI_WORKERS = max(1, min(8, os.cpu_count() or 1))
-
-
-INTERRUPTED = 130
 
 
 class StoppedError(FedRPError):
@@ -37,12 +33,23 @@ class StoppedError(FedRPError):
 class _Commands(click.Group):
     """The commands. Ctrl-C ends any of them with one line: click would print an empty one before it."""
 
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        """Read the options."""
+        with _stopped():
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        try:
+        with _stopped():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise StoppedError("stopped") from None
+
+
+@contextmanager
+def _stopped() -> typing.Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError("stopped") from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -162,7 +169,7 @@ def some_settings(*names: str, usual: Settings | None = None) -> Callable[[Calla
         for name in reversed(names):
             kind = next(k for k in (bool, str, float, int) if k in (_HINTS[name], *typing.get_args(_HINTS[name])))
             option, text = "--" + name.replace("_", "-"), _FIELDS[name].metadata["help"]
-            shown = {"workers": CLI_WORKERS, **(usual or {})}.get(name, _FIELDS[name].default)
+            shown = (usual or {}).get(name, _FIELDS[name].default)
             if kind is bool:
                 option = f"{option}/--no-{option[2:]}"
             elif shown is not None:
@@ -181,6 +188,9 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         JSON_OPTION,
         click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
+        click.option(
+            "--keep", help="model that is delivered: of the last round, or the best on test data  [default: last]"
+        ),
         click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
         DATA_DIR_OPTION,
         CONFIG_ARGUMENT,
@@ -197,6 +207,7 @@ class Command:
     out: str | None = None
     algorithms: str = COMPARED
     resume: bool = False
+    keep: str = "last"
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -224,13 +235,12 @@ def read_settings(config: Path | None, given: Settings) -> tuple[RunConfig, Spee
 def given_settings(config: Path | None, given: Settings) -> Settings:
     """What the config file and the options together ask for, and nothing else; options win."""
     known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
-    settings = {} if config is None else read_toml(config, known)
+    settings = {} if config is None else read_toml(config, known, table="run")
     return settings | {name: value for name, value in given.items() if value is not None}
 
 
 def with_defaults(settings: Settings) -> tuple[RunConfig, Speed, Command]:
     """The settings, sorted into the records that they belong to."""
-    settings = {"workers": CLI_WORKERS, **settings}
     return from_settings(RunConfig, settings), from_settings(Speed, settings), from_settings(Command, settings)
 
 
@@ -256,6 +266,21 @@ def _made(path: Path) -> bool:
 def path_or_none(text: str | None) -> Path | None:
     """An option that may be left out."""
     return Path(text) if text else None
+
+
+def as_options(text: str) -> str:
+    """An error of the library, which speaks of arguments, with options in its last clause: that says what to do."""
+    options = {*_FIELDS, *(field.name for field in dataclasses.fields(Command))}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in options:
+            return found[0]
+        words = {"True": f"--{name}", "False": f"--no-{name}"}.get(value, f"--{name} ").replace("_", "-")
+        return words if value in ("True", "False") else words + value.strip("'")
+
+    clause = max(text.rfind(": "), text.rfind("; ")) + 1
+    return text[:clause] + re.sub(r"\b(\w+)=('[^']*'|\.\.\.|[\w.+-]*\w)", option, text[clause:])
 
 
 @contextmanager

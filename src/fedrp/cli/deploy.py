@@ -92,15 +92,15 @@ def site(settings: Path, check: bool) -> None:
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--agreed", type=click.Path(path_type=Path), help="the site's caps  [default: those of its last run]")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object per run, and one per data set of a site")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per run, data set of a site, and failures")
 def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
     """How a deployed run is doing: FOLDER is the state folder of a site, or the store of a server.
 
-    At a site also what all runs have spent of its privacy budget, and what is left.
+    At a site also its last failures, what all runs have spent of its privacy budget, and what is left.
     """
     from fedrp.storage.budget import budgets
     from fedrp.storage.ledger import FILE
-    from fedrp.storage.status import statuses
+    from fedrp.storage.status import failures, statuses
 
     for place, run in enumerate(statuses(folder)):
         if as_json:
@@ -112,6 +112,13 @@ def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
         print("\n".join(([""] if place else []) + lines))
     for budget in budgets(folder, agreed) if (folder / FILE).exists() else ():
         print(json.dumps(budget.as_json()) if as_json else "\n".join(["", *budget.lines()]))
+    if failed := failures(folder):
+        print(json.dumps({"failures": failed}) if as_json else "\n".join(["", *map(_failure, failed)]))
+
+
+def _failure(entry: dict[str, Any]) -> str:
+    where = entry.get("where") or ["?"]
+    return f"failure        {entry.get('time')} {entry.get('error')}: {entry.get('reason')} ({where[-1]})"
 
 
 @cli.group()

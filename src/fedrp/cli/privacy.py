@@ -1,10 +1,9 @@
-"""Commands that check privacy: bounds and ledgers, audits, attacks."""
+"""Commands that check privacy: bounds and ledgers, audits."""
 
-import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,18 +11,20 @@ from fedrp.cli.common import (
     CONFIG_ARGUMENT,
     DATA_DIR_OPTION,
     JSON_OPTION,
-    ListedOption,
+    Settings,
     cli,
     counting,
     path_or_none,
-    projection_names,
     read_settings,
     some_settings,
-    users_of,
 )
 from fedrp.config.run import RunConfig
+from fedrp.config.speed import most_workers
 from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError, PrivacyError
+
+if TYPE_CHECKING:
+    from fedrp.privacy import ProjectionReport
 
 _DELTA = 1e-5
 
@@ -60,12 +61,30 @@ def privacy(
 
     if dim is None:
         raise ConfigError("give --dim, or the folder of a finished run or of a site")
-    report = projection_report(dim, delta=_DELTA if delta is None else delta, **view).as_json()
+    report = projection_report(dim, delta=_DELTA if delta is None else delta, **view)
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(report.as_json()))
     else:
-        for name, value in report.items():
-            print(f"{name:<24} {json.dumps(value)}")
+        _print_report(report)
+
+
+def _print_report(report: "ProjectionReport") -> None:
+    """Every bound for one vector, then what holds against whom."""
+    from rich.console import Console
+
+    from fedrp.reporting.statements import bound_table
+
+    Console().print(bound_table(report))
+    _print_statements(report.statements)
+
+
+def _print_statements(items: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+
+    from fedrp.reporting.statements import statement_lines, statement_table
+
+    Console().print(statement_table(items))
+    print("\n".join(statement_lines(items)))
 
 
 def _is_site(folder: Path) -> bool:
@@ -98,14 +117,7 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(ledger))
         return
-    for item in ledger:
-        print(f"against {item['adversary']}; neighbours: {item['adjacency']}")
-        if item["epsilon"] is None:
-            print(f"    no guarantee: {item['reason']}")
-        else:
-            print(f"    epsilon {item['epsilon']:.4g} at delta {item['delta']:g} (bound: {item['bound']})")
-            for assumption in item["assumptions"]:
-                print(f"    assuming: {assumption}")
+    _print_statements(ledger)
     for text in warnings:
         print(f"warning: {text}")
 
@@ -113,10 +125,12 @@ def _print_ledger(folder: Path, as_json: bool) -> None:
 # --- audit ---------------------------------------------------------------------------------------------------------
 
 _AUDITED = {"algorithm": "fedrp-subspace", "clients": 2, "rounds": 1, "dim": 8}
+_STAND_IN = 40  # parameters
 _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-holder")
 
 
 @cli.command()
+@click.argument("run_folder", required=False, type=click.Path(path_type=Path))
 @some_settings(
     *("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier", "dp_epsilon"),
     *("dp_delta", "dp_noise", "ball", "norm_floor", "secure_aggregation"),
@@ -126,18 +140,23 @@ _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-h
 @click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
 @click.option("--adversary", type=click.Choice(_ADVERSARIES), help="whose claim is tested  [default: the strongest]")
 @click.option("--broken", help="break it on purpose: no-noise, half-noise or reused-key")
-@click.option("--parameters", default=40, show_default=True, help="size of the stand-in model")
+@click.option("--parameters", type=int, help=f"size of the stand-in model  [default: {_STAND_IN}, or --dim if larger]")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def audit(
+    run_folder: Path | None,
     trials: int,
     confidence: float,
     adversary: str | None,
     broken: str | None,
-    parameters: int,
+    parameters: int | None,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism."""
+    """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism.
+
+    RUN_FOLDER is that of a run whose settings are audited, from `fedrp run`; options win. With noise, what is claimed
+    depends on the noise and the rounds alone: --clients 4 --dim 8 is much faster than a large run's own numbers.
+    """
     from fedrp.auditing.canary import Fault
     from fedrp.auditing.canary import audit as play
     from fedrp.config.checks import require_choice
@@ -145,14 +164,16 @@ def audit(
 
     fault = broken or Fault.NONE.value
     require_choice("broken", fault, [known.value for known in Fault])
-    config = from_settings(RunConfig, _AUDITED | {name: value for name, value in given.items() if value is not None})
+    config = _audited(run_folder, {name: value for name, value in given.items() if value is not None})
+    size = max(_STAND_IN, config.dim or 0) if parameters is None else parameters
     whom = Adversary[adversary.upper().replace("-", "_")] if adversary else None
     with counting("trials") as on_step:
-        result = play(config, trials, confidence, Fault(fault), whom, parameters, lambda done: on_step(done, trials))
+        result = play(config, trials, confidence, Fault(fault), whom, size, lambda done: on_step(done, trials))
     told = result.as_json()
     if as_json:
         print(json.dumps(told))
     else:
+        print(f"mechanism                {_mechanism(config)}{f' (settings of {run_folder})' if run_folder else ''}")
         claimed = "none" if told["claimed_epsilon"] is None else f"{told['claimed_epsilon']:.4g}"
         print(f"claimed epsilon          {claimed} at delta {told['delta']:g}, against {told['adversary']}")
         print(f"neighbours               {told['adjacency']}")
@@ -163,6 +184,27 @@ def audit(
             f"the mechanism leaks more than claimed: epsilon is at least {told['lower_bound']:.4g}, "
             f"claimed {told['claimed_epsilon']:.4g}"
         )
+
+
+def _audited(folder: Path | None, given: Settings) -> RunConfig:
+    """The settings to audit: those of a run or the command's own, but for what is given."""
+    if folder is None:
+        return from_settings(RunConfig, _AUDITED | given)
+    from fedrp.storage.begun import begun_config, settings_of
+
+    kept = settings_of(begun_config(folder))
+    kept["rho"] = None  # local training is replaced, and its step with it
+    if "dp_epsilon" in given:  # what is kept is the noise that followed from another one
+        kept["noise_multiplier"] = None
+    if kept["ball"] is not None:  # a stand-in model starts elsewhere, and its floor follows from that
+        kept["norm_floor"] = None
+    return from_settings(RunConfig, kept | given)
+
+
+def _mechanism(config: RunConfig) -> str:
+    shown = f"{config.algorithm}, {config.clients} clients, {config.rounds} rounds"
+    noise = "" if config.noise_multiplier is None else f", noise multiplier {config.noise_multiplier:.4g}"
+    return f"{shown}{noise}, {'masked' if config.secure_aggregation else 'unmasked'}"
 
 
 @cli.command()
@@ -187,7 +229,7 @@ def sensitivity(config: Path | None, neighbours: int, change: str, client: int, 
 
     settings, speed, command = read_settings(config, given)
     task = named_task(settings, path_or_none(command.data_dir))
-    told = estimate_sensitivity(settings, task, neighbours, change, client, speed.workers).as_json()
+    told = estimate_sensitivity(settings, task, neighbours, change, client, most_workers(speed)).as_json()
     if command.json:
         print(json.dumps(told))
         return
@@ -198,106 +240,3 @@ def sensitivity(config: Path | None, neighbours: int, change: str, client: int, 
         shown = f"{spread['smallest']:.4g} to {spread['largest']:.4g}, mean {spread['mean']:.4g}"
         print(f"round {number:<4} distances     {shown}, deviation {spread['deviation']:.2g}")
     print("an estimate is no bound: enforce one with --ball (fedrp) or --clip (private algorithms)")
-
-
-# --- attacks -------------------------------------------------------------------------------------------------------
-
-
-@cli.group()
-def attack() -> None:
-    """Attack what a run gives away: recorded bytes, or the final model. See docs/attacks.md."""
-
-
-def _attacked() -> Iterable[str]:
-    from fedrp.attacks.observations import UPDATES
-
-    return UPDATES
-
-
-def _attackers() -> Iterable[str]:
-    from fedrp.attacks.view import ADVERSARIES
-
-    return ADVERSARIES
-
-
-def _targets() -> Iterable[str]:
-    from fedrp.attacks.target_models import target_models
-
-    return target_models()
-
-
-def _methods() -> Iterable[str]:
-    from fedrp.attacks.inversion import METHODS
-
-    return METHODS
-
-
-@attack.command("inversion")
-@click.option("--algorithm", default="fedavg", show_default=True, help="{names}", cls=ListedOption, names=_attacked)
-@click.option("--adversary", default="server", show_default=True, help="{names}", cls=ListedOption, names=_attackers)
-@click.option("--targets", default=4, show_default=True, help="clients to attack")
-@click.option("--clients", default=10, show_default=True, help="number of clients K")
-@click.option("--images-per-client", "images", default=1, show_default=True, help="all in one step")
-@click.option("--dim", default=1000, show_default=True, help="projection dimension m")
-@click.option("--projection", help="{names}  [default: by size]", cls=ListedOption, names=projection_names)
-@click.option("--model", default="lenet-sigmoid", show_default=True, help="{names}", cls=ListedOption, names=_targets)
-@click.option("--dataset", default="mnist-mini", show_default=True, help="a data set of grey images")
-@click.option("--dp-epsilon", type=float, help="of the run ({names})", cls=ListedOption, names=users_of("dp_epsilon"))
-@click.option("--rounds", default=10, show_default=True, help="rounds of the run, which decide the noise")
-@click.option("--round", default=1, show_default=True, help="round that is attacked")
-@click.option("--method", default="lbfgs", show_default=True, help="{names}", cls=ListedOption, names=_methods)
-@click.option("--iterations", default=200, show_default=True, help="steps of the search")
-@click.option("--restarts", default=1, show_default=True, help="searches from different starts; the best one counts")
-@click.option("--smoothness", default=1e-3, show_default=True, help="weight of total variation")
-@click.option("--known-step", is_flag=True, help="match lengths too, trusting the stated learning rate")
-@click.option("--seed", default=0, show_default=True, help="images, run and guesses")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
-@click.option("--out", type=click.Path(path_type=Path), help="folder for images.png and result.json")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Reconstruct clients' images from what one adversary sees of a run."""
-    from fedrp.attacks.experiment import attack_images
-    from fedrp.attacks.figures import write
-    from fedrp.attacks.inversion import Effort
-    from fedrp.attacks.outcome import Scenario
-
-    effort = Effort(**{field.name: given.pop(field.name) for field in dataclasses.fields(Effort)})
-    scenario = Scenario(**given)
-    with counting(f"{scenario.algorithm}, {scenario.adversary}") as on_step:
-        outcome = attack_images(scenario, effort, data_dir, on_step)
-    if out:
-        write(outcome, out)
-    _print_object(outcome.as_json(), as_json)
-
-
-@attack.command("membership")
-@click.argument("run_folder", type=click.Path(path_type=Path))
-@click.option("--references", default=2, show_default=True, help="reference models to train; 0 for the plain loss only")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def attack_membership_of(run_folder: Path, references: int, data_dir: Path | None, as_json: bool) -> None:
-    """Tell members of the training set from others by the final model in RUN_FOLDER."""
-    from fedrp.attacks.membership import attack_membership
-
-    _print_object(attack_membership(run_folder, references, data_dir), as_json)
-
-
-@attack.command("key-search")
-@click.option("--bits", default=16, show_default=True, help="size of the seed to find")
-@click.option("--seed", default=0, show_default=True, help="what the secret seed is drawn from")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def attack_key_search(bits: int, seed: int, as_json: bool) -> None:
-    """Find the seed of a matrix made as in common practice; then try as long for a real key."""
-    from fedrp.attacks.experiment import attack_keys
-
-    with counting("seeds") as on_step:
-        found = attack_keys(bits, seed, lambda tried: on_step(tried, 2**bits))
-    _print_object(found, as_json)
-
-
-def _print_object(values: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(values))
-        return
-    for name, value in values.items():
-        print(f"{name:<28} {f'{value:.4g}' if isinstance(value, float) else value}")

@@ -1,12 +1,9 @@
 """Commands that train, and the tables of what there is to train."""
 
 import dataclasses
-import functools
 import json
 import shlex
-import sys
 import typing
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ import click
 
 from fedrp.backends.processes import start_fork_server
 from fedrp.cli.common import (
-    CLI_WORKERS,
     COMPARED,
     Command,
     Settings,
@@ -28,7 +24,7 @@ from fedrp.cli.common import (
     with_defaults,
 )
 from fedrp.config.run import RunConfig
-from fedrp.config.speed import Speed
+from fedrp.config.speed import Speed, most_workers
 from fedrp.config.toml import from_settings
 from fedrp.errors import ConfigError
 
@@ -47,9 +43,8 @@ def run(config: Path | None, **given: Any) -> None:
     task = named_task(settings, path_or_none(command.data_dir))
     with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
         again = _again("run", out, speed, command)
-        with _stoppable(out / CONFIG_FILE, again), _progress([name], settings.rounds) as on_round:
-            shown = functools.partial(on_round, name)
-            result = simulate(settings, task, speed, out, command.resume, shown).as_json()
+        with _stoppable(out / CONFIG_FILE, again):
+            result = simulate(settings, task, speed, out, command.resume, keep=command.keep, progress=True).as_json()
     if command.json:
         print(json.dumps(result))
     else:
@@ -68,9 +63,10 @@ def compare(config: Path | None, **given: Any) -> None:
     settings, speed, command = _asked(config, given, several=True)
     from fedrp.algorithms.table import for_each
     from fedrp.backends.choice import open_backend
+    from fedrp.cli.comparison import COMPARISON_FILE, begin_comparison
     from fedrp.learning.task import named_task
-    from fedrp.reporting.report import plot_accuracy, print_table, privacy_lines
-    from fedrp.simulation.runfolder import COMPARISON_FILE, begin_comparison
+    from fedrp.progress import showing
+    from fedrp.reporting.report import plot_headline, print_table, privacy_lines
     from fedrp.simulation.simulate import simulate
 
     names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
@@ -86,15 +82,14 @@ def compare(config: Path | None, **given: Any) -> None:
         with (
             _stoppable(out / COMPARISON_FILE, again),
             open_backend(speed) as backend,
-            _progress(names, settings.rounds) as on_round,
+            showing(names, settings.rounds) as show,
         ):
             for item in configs:
-                shown = functools.partial(on_round, item.algorithm)
-                folder = out / item.algorithm
-                done = simulate(item, task, speed, folder, command.resume, shown, backend=backend)
+                folder, asked = out / item.algorithm, command.resume
+                done = simulate(item, task, speed, folder, asked, backend=backend, keep=command.keep, progress=show)
                 results.append(done.as_json())
         plot = out / "accuracy.png"
-        plot_accuracy(results, plot)
+        plot_headline(results, plot)
     if command.json:
         print(json.dumps({"runs": results, "plot": str(plot)}))
     else:
@@ -109,14 +104,17 @@ def _asked(config: Path | None, given: Settings, several: bool) -> tuple[RunConf
 
     Where worker processes will be needed, what they are forked from starts here: it imports torch while we do.
     """
+    if several and given.get("algorithm") is not None:
+        raise ConfigError(f"--algorithm {given['algorithm']} is for 'fedrp run': name it in --algorithms, by commas")
     asked = given_settings(config, given)
-    speed, command = from_settings(Speed, {"workers": CLI_WORKERS, **asked}), from_settings(Command, asked)
+    speed, command = from_settings(Speed, asked), from_settings(Command, asked)
     if command.resume and command.out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    if speed.backend == "processes" and speed.workers > 1:
+    if speed.backend == "processes" and most_workers(speed) > 1:
         start_fork_server()
     if command.resume and command.out:
-        from fedrp.simulation.runfolder import begun_comparison, begun_settings
+        from fedrp.cli.comparison import begun_comparison
+        from fedrp.simulation.runfolder import begun_settings
 
         asked = (begun_comparison if several else begun_settings)(Path(command.out), asked)
     return with_defaults(asked)
@@ -124,10 +122,12 @@ def _asked(config: Path | None, given: Settings, several: bool) -> tuple[RunConf
 
 def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
     """The command that goes on: with what the folder does not keep, because it does not change the result."""
-    usual = dataclasses.asdict(Speed(workers=CLI_WORKERS))
+    usual = dataclasses.asdict(Speed())
     options = {name: value for name, value in dataclasses.asdict(speed).items() if value != usual[name]}
     if command.data_dir:
         options["data_dir"] = command.data_dir
+    if command.keep != Command.keep:
+        options["keep"] = command.keep
     words = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
     return shlex.join(["fedrp", name, "--resume", "--out", str(out), *words])
 
@@ -150,34 +150,6 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
     except KeyboardInterrupt:
         kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
         raise StoppedError(f"stopped{kept}") from None
-
-
-@contextmanager
-def _progress(names: list[str], rounds: int) -> typing.Iterator[Callable[[str, Any], None]]:
-    """A progress bar per run on standard error; plain lines where that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        tasks = {name: progress.add_task(name, total=rounds, now="", start=False) for name in names}
-
-        def on_round(name: str, record: Any) -> None:
-            scored = record.evaluation
-            accuracy = f"{scored.delivered.accuracy:.2f} %" if scored else "not scored"
-            progress.start_task(tasks[name])
-            progress.update(tasks[name], completed=record.round, now=accuracy)
-            if not console.is_terminal:
-                seconds = f"{record.seconds:.1f} s"
-                print(f"{name} round {record.round}/{rounds}: {accuracy}, {seconds}", file=sys.stderr, flush=True)
-
-        yield on_round
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

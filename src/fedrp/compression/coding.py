@@ -4,7 +4,7 @@ import bisect
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -177,21 +177,33 @@ def coding_of(size: int, bits: float) -> Coding:
 
 
 Cost = Callable[[int, float], int]  # bytes of a vector of so many numbers, with so many bits each
+_WIDTHS = (*map(float, range(1, MOST_BITS + 1)), HALF, FULL)
 
 
-def within_budget(nbytes: int, parameters: int, up: Cost, down: Cost) -> tuple[int, float, float]:
-    """Numbers, bits up and bits down that a budget of bytes each way buys: as many numbers of one bit as go in.
+class Size(NamedTuple):
+    """How many numbers are sent, and with how many bits each; None where it is still open."""
+
+    numbers: int | None
+    bits: float | None
+    bits_down: float | None
+
+
+def within_budget(nbytes: int, parameters: int, given: Size, up: Cost, down: Cost) -> Size:
+    """Numbers and bits that a budget of bytes each way buys: as many numbers of one bit as go in. What is given stays.
 
     One bit for each of many numbers teaches more than many bits of few (docs/results.md). What is left over goes into
     more bits.
+
+    Raises:
+        ConfigError: the budget is too small.
     """
 
-    def smallest(numbers: int) -> int:
-        return max(up(numbers, 1.0), down(numbers, 1.0))
+    def least(numbers: int) -> int:
+        return max(up(numbers, given.bits or 1.0), down(numbers, given.bits_down or 1.0))
 
-    if nbytes < smallest(1):
-        raise ConfigError(f"bytes={nbytes} is not valid: a vector takes at least {smallest(1)}")
-    numbers = bisect.bisect_right(range(1, parameters + 1), nbytes, key=smallest)
-    widths = [*map(float, range(1, MOST_BITS + 1)), HALF, FULL]
-    bits, bits_down = (max(bits for bits in widths if cost(numbers, bits) <= nbytes) for cost in (up, down))
-    return numbers, bits, bits_down
+    numbers = given.numbers or bisect.bisect_right(range(1, parameters + 1), nbytes, key=least)
+    if nbytes < least(max(1, numbers)):
+        raise ConfigError(f"bytes={nbytes} is too few: {max(1, numbers)} numbers take {least(max(1, numbers))}")
+    ways = ((up, given.bits), (down, given.bits_down))
+    bits, bits_down = (own or max(b for b in _WIDTHS if cost(numbers, b) <= nbytes) for cost, own in ways)
+    return Size(numbers, bits, bits_down)

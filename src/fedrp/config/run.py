@@ -13,6 +13,7 @@ from fedrp.errors import ConfigError
 from fedrp.types import MAX_CLIENTS, MAX_ROUNDS
 
 WEIGHTINGS = ("uniform", "samples")
+LR_RULES = ("fixed", "steps")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
@@ -32,7 +33,7 @@ class RunConfig:
     the data (`dim` against the number of parameters, `clients` against the samples) are made when those are known.
     """
 
-    algorithm: str = setting("fedrp", "algorithm: {names}")
+    algorithm: str = setting("fedrp-subspace", "algorithm: {names}")
     dataset: str = setting("mnist-mini", "data set: {names}, idx:FOLDER or npz:FILE")
     model: str = setting("lenet5", "model: {names}")
     clients: int = setting(10, "number of clients K")
@@ -40,15 +41,21 @@ class RunConfig:
     local_epochs: int = setting(1, "local epochs E per round")
     batch_size: int = setting(64, "examples per local step")
     lr: float | None = setting(None, "learning rate of local SGD; default by model and algorithm")
+    lr_rule: str | None = setting(
+        None, "fixed, or steps: a longer step where a client takes few in a round ({names}); default steps without lr"
+    )
     momentum: float = setting(0.9, "momentum of local SGD")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
-    dim: int = setting(1000, "projection dimension m: how many numbers a client sends")
+    dim: int | None = setting(None, "projection dimension m: how many numbers a client sends; default by algorithm")
     projection: str | None = setting(None, "projection family: {names}; default by size")
     rotation: str | None = setting(None, "secret rotation of what is sent: {names}; default by algorithm and size")
-    bits: float = setting(32.0, "bits of a number that a client sends: 1 to 8, 16, 32, or a fraction below 1")
-    bits_down: float = setting(32.0, "bits of a number that the server sends ({names})")
-    bytes: int | None = setting(None, "bytes of numbers each way, instead of dim, bits and bits_down ({names})")
+    bits: float | None = setting(
+        None, "bits of a number that a client sends: 1 to 8, 16, 32, or a fraction below 1; default 32 or by bytes"
+    )
+    bits_down: float | None = setting(None, "bits of a number that the server sends ({names}); default likewise")
+    bytes: int | None = setting(None, "bytes of numbers each way, which give dim and bits ({names})")
+    relabel: bool = setting(False, "number the labels of npz: and idx: data anew from 0, in sorted order; also text")
     train_examples: int | None = setting(None, "use only this many training examples, drawn at random; default all")
     partition: str = setting("iid", "how examples are split: iid, dirichlet:ALPHA or shards:S")
     participation: float = setting(1.0, "fraction of clients that take part in a round")
@@ -120,8 +127,12 @@ class Resolved(RunConfig):
 
     lr: float = 0.0
     rho: float = 0.0
+    lr_rule: str = ""
     projection: str = ""
     rotation: str = ""
+    dim: int = 0  # where nothing is projected
+    bits: float = 32.0
+    bits_down: float = 32.0
     bytes: int = 0
     train_examples: int = 0  # 0: all
     quorum: float = DEFAULT_QUORUM
@@ -150,7 +161,9 @@ class Resolved(RunConfig):
         require(self.private or not self.noise_multiplier, "clip", self.clip, "a number above 0, as there is noise")
         neutral = {name for name, value in _NEUTRAL.items() if getattr(self, name) == value}
         # What a neutral value may also be: one that was chosen.
-        chosen = {"server_momentum", "quorum"} - self.unset | ({"noise_multiplier"} if self.private else set())
+        chosen = {"server_momentum", "quorum", "bits", "bits_down"} - self.unset | (
+            {"noise_multiplier"} if self.private else set()
+        )
         object.__setattr__(self, "unset", frozenset(neutral - chosen))
         _ = self.stored  # which is checked as a user's settings are
 
@@ -212,6 +225,7 @@ def _check_federation(config: RunConfig) -> None:
 def _check_local_training(config: RunConfig) -> None:
     _require_whole(config, "local_epochs", "batch_size")
     _require_positive(config, "lr", "rho")
+    require_choice("lr_rule", config.lr_rule or "fixed", LR_RULES)
     _require_below_one(config, "momentum")
     _require_not_negative(config, "grad_clip", "proximal")
 
@@ -220,7 +234,8 @@ def _check_projection(config: RunConfig) -> None:
     _require_whole(config, "dim")
     for name in ("bits", "bits_down"):
         value = getattr(config, name)
-        require(0 < value < 1 or value in _BITS, name, value, "1 to 8, 16, 32, or a fraction between 0 and 1")
+        known = value is None or 0 < value < 1 or value in _BITS
+        require(known, name, value, "1 to 8, 16, 32, or a fraction between 0 and 1")
     _require_whole(config, "bytes")
 
 
@@ -248,7 +263,7 @@ def _check_security(config: RunConfig) -> None:
 
 
 GROUPS = (
-    Group("Data", ("dataset", "train_examples", "partition"), _check_data),
+    Group("Data", ("dataset", "relabel", "train_examples", "partition"), _check_data),
     Group(
         "Federation",
         (
@@ -259,7 +274,7 @@ GROUPS = (
     ),
     Group(
         "Local training",
-        ("model", "local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "proximal"),
+        ("model", "local_epochs", "batch_size", "lr", "lr_rule", "momentum", "grad_clip", "rho", "proximal"),
         _check_local_training,
     ),
     Group("Size of messages", ("dim", "projection", "rotation", "bits", "bits_down", "bytes"), _check_projection),

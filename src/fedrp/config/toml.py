@@ -15,10 +15,10 @@ from fedrp.errors import ConfigError
 Record = TypeVar("Record")
 
 
-def read_toml(path: Path, allowed: typing.Iterable[str] | None = None) -> dict[str, Any]:
+def read_toml(path: Path, allowed: typing.Iterable[str] | None = None, table: str = "") -> dict[str, Any]:
     """The settings of a TOML file, keys with '-' or '_' alike; an unknown key is an error with a suggestion.
 
-    `allowed` are the known keys; None: any.
+    `allowed` are the known keys; None: any. They may also stand in a table of this name.
     """
     try:
         raw = tomllib.loads(path.read_text())
@@ -27,9 +27,12 @@ def read_toml(path: Path, allowed: typing.Iterable[str] | None = None) -> dict[s
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     known = None if allowed is None else list(allowed)
-    settings = {}
-    for key, value in raw.items():
+    settings: dict[str, Any] = {}
+    inner = raw.pop(table) if isinstance(raw.get(table), dict) else {}
+    for key, value in (*raw.items(), *inner.items()):
         name = key.replace("-", "_")
+        if name in settings:
+            raise ConfigError(f"{path}: '{key}' is there twice: leave one out")
         if known is not None and name not in known:
             raise ConfigError(f"{path}: unknown key '{key}'{suggestion(name, known)}")
         settings[name] = value

@@ -322,7 +322,7 @@ def verify(envelope: bytes, dealer: PublicKeys, place: Place) -> None:
     except (InvalidSignature, ValueError):
         raise ProtocolError(
             f"the sealed key of round {place.round} is not signed by client {place.dealer} for this place: "
-            "another recipient, round, run, roster or --sealing, or altered"
+            "another recipient, round, run, roster or sealing, or altered"
         ) from None
 
 

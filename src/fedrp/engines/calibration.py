@@ -22,6 +22,7 @@ from fedrp.engines.memory import keep_freed_memory
 from fedrp.files import SHARED, replace_file
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, LocalSGD, Loss
+from fedrp.learning.pixels import floats
 from fedrp.learning.trainer import LocalModel, Trainer, make_local_model
 from fedrp.rng import RunSeed
 from fedrp.stacking.rewrite import require_same, rewritten
@@ -63,7 +64,9 @@ def choose_engine(asked: str, factory: ModelFactory, loss: Loss, device: torch.d
     keep_freed_memory()
     model = make_local_model(factory, loss, device, RunSeed(0))
     try:
-        require_same(rewritten(model.module), model.module, work.data[0].x[:8].to(device))
+        if len({part.x.shape[1:] for part in work.data}) > 1:
+            raise NotStackableError("clients have inputs of different shapes")
+        require_same(rewritten(model.module), model.module, floats(work.data[0].x[:8].to(device)))
     except NotStackableError as error:
         if asked != AUTO:
             raise refused(asked, error) from None

@@ -47,4 +47,4 @@ def stacked_clients(engine: str) -> int | None:
 
 def refused(engine: str, error: NotStackableError) -> ConfigError:
     """What a user is told whose model is not made of known layers."""
-    return ConfigError(f"engine '{engine}' cannot train this model: {error}; use --engine auto")
+    return ConfigError(f"engine '{engine}' cannot train this model: {error}; use engine='auto'")

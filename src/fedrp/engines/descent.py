@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedrp.errors import DivergenceError
-from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
 from fedrp.rng import RunSeed
 
 _log = logging.getLogger(__name__)
@@ -24,10 +24,16 @@ def matrix(rows: int, size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(rows, padded, dtype=like.dtype, device=like.device)[:, :size]
 
 
-def batches(seed: RunSeed, size: int, client: int, round_: int, sgd: LocalSGD) -> list[torch.Tensor]:
-    """Which examples a client takes in each step of a round."""
+def batches(
+    seed: RunSeed, data: Sequence[Examples], clients: Sequence[int], round_: int, sgd: LocalSGD
+) -> list[list[torch.Tensor]]:
+    """Which examples each client takes in each step of a round: indices where its data are."""
+    return [_batches(seed, part, client, round_, sgd) for part, client in zip(data, clients, strict=True)]
+
+
+def _batches(seed: RunSeed, data: Examples, client: int, round_: int, sgd: LocalSGD) -> list[torch.Tensor]:
     rng = seed.generator("batches", round_, client)
-    orders = [torch.from_numpy(rng.permutation(size)) for _ in range(sgd.epochs)]
+    orders = [torch.from_numpy(rng.permutation(len(data.y))).to(data.y.device) for _ in range(sgd.epochs)]
     return [batch for order in orders for batch in torch.split(order, sgd.batch_size)]
 
 
@@ -88,15 +94,21 @@ def look_for_divergence(
     Raises:
         DivergenceError: a client diverged.
     """
-    troubles = []
+    troubles, remedy = [], f"(lr={sgd.lr}, momentum={sgd.momentum}): lower lr"
     for row, client in enumerate(clients):
-        if not np.isfinite(variables[row]).all():
-            troubles.append(f"client {client} has values that are not finite in round {round_}")
-        elif (last := float(losses[row][-1])) > _DIVERGED * (1 + abs(first := float(losses[row][0]))):
+        first, last = float(losses[row][0]), float(losses[row][-1])
+        if round_ == 1 and not math.isfinite(first):
+            about = "look at its data and at what the loss makes of them"
+            troubles.append(f"the loss of client {client} is {first} before its first step: {about}")
+        elif not np.isfinite(variables[row]).all():
+            troubles.append(f"client {client} has values that are not finite in round {round_} {remedy}")
+        elif last > _DIVERGED * (1 + abs(first)):
             # Clipped gradients hardly overflow, however long the steps: the loss tells.
-            troubles.append(f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_}")
+            troubles.append(
+                f"the loss of client {client} went from {first:.3g} to {last:.3g} in round {round_} {remedy}"
+            )
     if troubles:
-        text = f"training diverged: {troubles[0]} (lr={sgd.lr}, momentum={sgd.momentum}): lower --lr"
+        text = f"training diverged: {troubles[0]}"
         if not sgd.log_divergence:
             raise DivergenceError(text)
         _log.warning("%s (%d of %d clients; the run goes on)", text, len(troubles), len(clients))

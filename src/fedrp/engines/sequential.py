@@ -63,7 +63,8 @@ class SequentialTrainer:
     ) -> Stack:
         """Run `sgd.epochs` local epochs from `start` (k x d) and return the variables reached (k x d)."""
         module, begin = self.model.module, on_device(start, self.model.device)
-        plans = [batches(self.seed, len(d.y), client, round_, sgd) for d, client in zip(data, clients, strict=True)]
+        data = [part.on(self.model.device) for part in data]
+        plans = batches(self.seed, data, clients, round_, sgd)
         steps = np.array([len(plan) for plan in plans])
         group = _Group(data, clients, round_, sgd, objective, plans, steps)
         losses: list[list[torch.Tensor]] = [[] for _ in plans]  # of each client's first and last step
@@ -132,7 +133,7 @@ class SequentialTrainer:
     def _backward(self, data: Examples, batch: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
         """Write the gradient of a batch into a row; returns the loss."""
         outputs = self.model.module(batch_input(data.x[batch], self.model.device))
-        loss = self.model.loss(outputs, data.y[batch].to(self.model.device))
+        loss = self.model.loss(outputs, data.y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         # Copied: to let torch add to zeros in the row would go through memory twice as often.
         for parameter, view in zip(trainable(self.model.module), self.model.layout.views(into), strict=True):

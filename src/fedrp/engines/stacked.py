@@ -11,12 +11,14 @@ from torch import nn
 from fedrp.engines.descent import advance, batches, learning_rates, look_for_divergence, matrix
 from fedrp.learning.layout import Layout, trainable
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Loss, Objective, Rows, Stack, on_device
+from fedrp.learning.pixels import floats
 from fedrp.learning.trainer import LocalModel
 from fedrp.rng import RunSeed
 from fedrp.stacking.rewrite import Program
 from fedrp.stacking.values import Pass, Stacked
 
 _WINDOW = 2**23  # bytes of examples that are put side by side at once
+_NUMBER_BYTES = 4  # of an example's number
 _IGNORED = -100  # the class of examples that torch's cross-entropy leaves out
 
 Plan = list[torch.Tensor]  # the examples of each step
@@ -53,7 +55,8 @@ class StackedTrainer:
         objective: Objective = PLAIN,
     ) -> Stack:
         """Run `sgd.epochs` local epochs from `start` (k x d) and return the variables reached (k x d)."""
-        plans = [batches(self.seed, len(d.y), client, round_, sgd) for d, client in zip(data, clients, strict=True)]
+        data = [part.on(self.model.device) for part in data]
+        plans = batches(self.seed, data, clients, round_, sgd)
         # By falling number of steps: those who are still at work come first, and similar clients step together.
         order = sorted(range(len(plans)), key=lambda row: -len(plans[row]))
         group = _Group(
@@ -141,8 +144,7 @@ class _Chunk:
     def of(cls, group: _Group, weights: torch.Tensor, gradients: torch.Tensor, first: int, members: slice) -> "_Chunk":
         """The clients `members` of a group, in matrices that begin with its client `first`."""
         own = slice(members.start - first, members.stop - first)
-        takes_image, device = group.trainer.program.takes_image, group.trainer.model.device
-        plan = _batches(group.data[members], group.plans[members], takes_image, device)
+        plan = _batches(group.data[members], group.plans[members], group.trainer.program.takes_image)
         return cls(group, weights[own], gradients[own], members.start, plan)
 
     def backward(self, step: int, losses: list[list[torch.Tensor]]) -> None:
@@ -196,26 +198,24 @@ def _is_cross_entropy(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy
 
 
-def _batches(
-    data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool, device: torch.device
-) -> Iterator[_Batch]:
+def _batches(data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool) -> Iterator[_Batch]:
     """The batches of all steps, in the memory order that the first layer wants; put together for many steps at once."""
     step = 0
     while step < len(plans[0]):
         active = sum(len(plan) > step for plan in plans)
-        bytes_per_step = active * len(plans[0][step]) * data[0].x[0].numel() * data[0].x.element_size()
+        bytes_per_step = active * len(plans[0][step]) * data[0].x.shape[1:].numel() * _NUMBER_BYTES
         last = min(step + max(1, _WINDOW // bytes_per_step), len(plans[active - 1]))
         window = [plan[step:last] for plan in plans[:active]]
-        yield from _window(data[:active], window, takes_image and data[0].x.ndim > 2, device)
+        yield from _window(data[:active], window, takes_image and data[0].x.ndim > 2)
         step = last
 
 
-def _window(data: Sequence[Examples], plans: Sequence[Plan], as_image: bool, device: torch.device) -> Iterator[_Batch]:
-    models, steps = len(data), range(len(plans[0]))
+def _window(data: Sequence[Examples], plans: Sequence[Plan], as_image: bool) -> Iterator[_Batch]:
+    models, steps, device = len(data), range(len(plans[0])), data[0].y.device
     widths = [max(len(plan[step]) for plan in plans) for step in steps]
     index = [torch.cat([_padded(plan[step], widths[step]) for step in steps]) for plan in plans]
-    inputs = [part.x[own].to(device) for part, own in zip(data, index, strict=True)]
-    targets = torch.stack([part.y[own].to(device) for part, own in zip(data, index, strict=True)])
+    inputs = [floats(part.x[own]) for part, own in zip(data, index, strict=True)]
+    targets = torch.stack([part.y[own] for part, own in zip(data, index, strict=True)])
     x = _side_by_side(inputs) if as_image else torch.stack(inputs)
     end = 0
     for step in steps:
@@ -232,7 +232,7 @@ def _window(data: Sequence[Examples], plans: Sequence[Plan], as_image: bool, dev
 
 def _padded(batch: torch.Tensor, width: int) -> torch.Tensor:
     """A batch of `width` examples; those after the real ones repeat them, so that no layer meets odd numbers."""
-    return batch if len(batch) == width else batch[torch.arange(width) % len(batch)]
+    return batch if len(batch) == width else batch[torch.arange(width, device=batch.device) % len(batch)]
 
 
 def _side_by_side(inputs: Sequence[torch.Tensor]) -> torch.Tensor:

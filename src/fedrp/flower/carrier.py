@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from fedrp.crypto.sizes import DIGEST_BYTES, MASK_KEY_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
-from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question
+from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question, site_of
 from fedrp.flower.settings import Pacing
 from fedrp.protocol import wire
 from fedrp.protocol.rounds import Answers, Exchange, Missed, Take
@@ -38,6 +38,9 @@ class GridCarrier:
     pacing: Pacing
     say: Say
     homes: dict[int, int] = field(default_factory=dict)  # client -> node
+    note: Callable[[Mapping[str, object]], None] = lambda _changes: None  # for the status file
+    _names: dict[int, str] = field(default_factory=dict)  # node -> what its site calls itself
+    _turned_away: dict[str, str] = field(default_factory=dict)  # who -> why, until it takes part
     _newcomers: Packets = field(default_factory=dict)  # client -> its HELLO, until it is welcomed
     _bytes_up: int = 0
     _bytes_down: int = 0
@@ -81,9 +84,11 @@ class GridCarrier:
         while len(present := self.present()) < needed:
             if len(present) != told:
                 told = len(present)
-                self.say(f"waiting for sites: {told} of {needed} online {sorted(present)}")
+                names = ", ".join(self.called(client) for client in sorted(present))
+                self.say(f"waiting for sites: {told} of {needed} online{f' ({names})' if names else ''}")
             if time.monotonic() > end:
-                raise QuorumError(f"{len(present)} sites online after {patience:g} s, {needed} needed: start more")
+                why = "".join(f"; {who} {why}" for who, why in self._turned_away.items())
+                raise QuorumError(f"{len(present)} sites online after {patience:g} s, {needed} needed: start more{why}")
             self._pull([])
             time.sleep(self.pacing.poll)
 
@@ -154,7 +159,7 @@ class GridCarrier:
             QuorumError: it was the last.
         """
         refused, asked = missed.answers.refused, missed.asked
-        self.say(f"{missed.error} {troubles(missed.answers)}; attempt {missed.attempt} of {self.attempts}")
+        self.say(f"{missed.error} {troubles(missed.answers, self.called)}; attempt {missed.attempt} of {self.attempts}")
         if asked and all(refused.get(client) == ProtocolError.__name__ for client in asked):
             self.say(
                 f"all refuse round {missed.round} (ProtocolError): if this store was put back from a copy, "
@@ -197,12 +202,14 @@ class GridCarrier:
             if isinstance(reply, bytes):
                 self._bytes_up += len(reply)
             node = self._greetings.pop(message_id, None)
+            if node is not None and (name := site_of(message)):
+                self._names[node] = name
             if node is None:
                 found.append((message_id, reply))
             elif isinstance(reply, bytes):
                 self._meet(node, reply)
             else:
-                self._turn_away(node, f"is not a site of this run: {reply}")
+                self._turn_away(node, f"cannot take part: {reason(str(reply))}")
         return found
 
     def _meet(self, node: int, hello: bytes) -> None:
@@ -215,14 +222,33 @@ class GridCarrier:
         home = self.homes.get(client)
         if home is not None and home in self._online and home != node:
             # The other may be dead, which Flower notices after a while.
-            self._turn_away(node, f"says that it is client {client}, who is online as node {home}: ignored for now")
+            other = self._node_called(home)
+            self._turn_away(node, f"says that it is client {client}, who is online as {other}: ignored for now")
             return
         self.homes[client], self._newcomers[client] = node, hello
+        if self._turned_away.pop(self._node_called(node), None):
+            self.note({"turned_away": dict(self._turned_away)})
 
     def _turn_away(self, node: int, why: str) -> None:
         """Leave a node out, and ask it again a little later."""
-        self.say(f"node {node} {why}")
+        who = self._node_called(node)
+        self.say(f"{who} {why}")
+        self._turned_away[who] = why
+        self.note({"turned_away": dict(self._turned_away)})
         self._greeted[node] = time.monotonic() - self.pacing.round_timeout + 5 * self._pause
+
+    def _node_called(self, node: int) -> str:
+        name = self._names.get(node)
+        return f"site '{name}' (node {node})" if name else f"node {node}"
+
+    def called(self, client: int) -> str:
+        """A client, with the name that its site gave."""
+        name = self._names.get(self.homes.get(client, -1))
+        return f"client {client} ('{name}')" if name else f"client {client}"
+
+    def names(self) -> dict[int, str]:
+        """What the sites of clients call themselves."""
+        return {client: self._names[node] for client, node in sorted(self.homes.items()) if node in self._names}
 
     def _introduced(self, hello: bytes) -> int:
         """The client that a HELLO is from."""
@@ -232,8 +258,24 @@ class GridCarrier:
         raise ProtocolError("its HELLO is of another run or projection, or names no client of this run")
 
 
-def troubles(answers: Answers) -> str:
+def troubles(answers: Answers, called: Callable[[int], str]) -> str:
     """Who refused and who was absent, in brackets; nothing if nobody."""
-    parts = [f"client {client} refused ({code})" for client, code in sorted(answers.refused.items())]
-    parts += [f"client {client} absent" for client in sorted(answers.absent)]
+    parts = [f"{called(client)} refused: {reason(code)}" for client, code in sorted(answers.refused.items())]
+    parts += [f"{called(client)} absent" for client in sorted(answers.absent)]
     return f"({'; '.join(parts)})" if parts else ""
+
+
+_REASONS = {
+    "LoadError": "its `load` failed",
+    "DataError": "its data cannot be used",
+    "ConfigError": "its settings, or what it agreed to, are not those of this run",
+    "SiteError": "its state folder cannot be used",
+    "PrivacyError": "the run is beyond its budget",
+    "Failure": "it failed",
+}
+
+
+def reason(code: str) -> str:
+    """What a code of a site means; why it is so, only the site knows."""
+    known = _REASONS.get(code)
+    return f"{known} ({code}; there 'fedrp status' says why)" if known else code

@@ -25,7 +25,7 @@ from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
 from fedrp.errors import ConfigError, FedRPError, SiteError
 from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, refusal, run_of
 from fedrp.flower.settings import Values, require_agreed, run_settings
-from fedrp.flower.task import ClientContext, Load, LocalTask
+from fedrp.flower.task import ClientContext, Load, LoadError, LocalTask
 from fedrp.learning.evaluate import score
 from fedrp.learning.layout import built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
@@ -39,7 +39,7 @@ from fedrp.protocol.client_state import Site, Workbench, make_workbench, weight_
 from fedrp.protocol.wire import Kind
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
-from fedrp.storage.status import append_line
+from fedrp.storage.status import FAILURES, append_line
 from fedrp.types import Vector
 
 _LONGEST_NAME = 200
@@ -63,11 +63,13 @@ def make_client_app(load: Load, entropy: Source) -> ClientApp:
     loaded = _keeping(load)
 
     def reply_to(question: Message, context: Context) -> Message:
+        greeted = question.metadata.message_type == HELLO
         try:
-            return answer(_reply(question, context, loaded, entropy), question)
+            packet = _reply(question, context, loaded, entropy)
+            return answer(packet, question, _site_name(context.node_config) if greeted else "")
         except Exception as error:  # its text must not reach the server, which Flower would send it to
             _log_failure(error, context.node_config)
-            return refusal(_code(error), question)
+            return refusal(_code(error), question, _site_name(context.node_config))
 
     app.query()(reply_to)
     app.train()(reply_to)
@@ -89,11 +91,21 @@ def _keeping(load: Load) -> _Loaded:
     def loaded(run: bytes, context: ClientContext) -> tuple[LocalTask, Examples]:
         if run not in kept or kept[run][0] != context:
             kept.clear()  # before another takes its place in memory
-            task = load(context)
+            task = _loaded(load, context)
             kept[run] = context, task, examples(task.train, "the site's training set")
         return kept[run][1:]
 
     return loaded
+
+
+def _loaded(load: Load, context: ClientContext) -> LocalTask:
+    try:
+        task = load(context)
+    except Exception as error:  # the site's own code: anything
+        raise LoadError("load failed") from error
+    if not isinstance(task, LocalTask):
+        raise LoadError(f"load gave a {type(task).__name__}: expected a LocalTask")
+    return task
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,14 @@ def _path(node: Values, name: str) -> Path:
     return Path(value)
 
 
+def _site_name(node: Values) -> str:
+    """What the site is called in the roster; nothing where its key cannot be read."""
+    try:
+        return load_identity(_path(node, "key")).name
+    except (FedRPError, OSError):
+        return ""
+
+
 def _data_name(node: Values) -> str:
     """What the site calls its data set: the account that runs are charged to."""
     name = node.get("data", DEFAULT_DATA)
@@ -194,7 +214,7 @@ def _finish(desk: _Desk, packet: bytes) -> bytes:
 def _preflight(desk: _Desk) -> None:
     """Find a mistake in the task before the site joins the run."""
     task, device = desk.task, desk.bench.trainer.model.device
-    preflight(task.model, task.loss, task.correct, [desk.site.data], _test_set(task), device)
+    preflight(task.model, task.loss, task.metrics, [desk.site.data], _test_set(task), device)
 
 
 def _test_set(task: LocalTask) -> Examples | None:
@@ -205,8 +225,7 @@ def _score(desk: _Desk, model: Vector) -> dict[str, object]:
     test = _test_set(desk.task)
     if test is None:
         return {}
-    accuracy, loss = score(desk.bench.trainer.model, model, test, desk.task.correct)
-    return {"accuracy": accuracy, "loss": loss}
+    return dict(score(desk.bench.trainer.model, model, test, desk.task.metrics).as_json())
 
 
 def _note(desk: _Desk, event: str, packet: bytes, reply: bytes, changes: dict[str, object]) -> None:
@@ -234,10 +253,12 @@ def _code(error: Exception) -> str:
 
 def _log_failure(error: Exception, node: Values) -> None:
     """Keep the reason at the site."""
+    kind = type(error).__name__
+    error = error.__cause__ if isinstance(error, LoadError) and isinstance(error.__cause__, Exception) else error
     state = node.get("state")
     if isinstance(state, str) and state:
         where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)]
-        details = {"error": type(error).__name__, "reason": str(error), "where": where[-5:]}
+        details = {"error": kind, "reason": str(error), "where": where[-5:]}
         with contextlib.suppress(OSError):
             Path(state).mkdir(mode=0o700, parents=True, exist_ok=True)
-        append_line(Path(state) / "failures.jsonl", {"event": "failure", **details})
+        append_line(Path(state) / FAILURES, {"event": "failure", **details})

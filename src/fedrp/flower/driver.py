@@ -24,7 +24,7 @@ def drive(grid: Grid, server: Server, folder: ServerFolder, pacing: Pacing, say:
     Raises:
         QuorumError: too few sites for too long. Nothing is lost: drive again with the same folder.
     """
-    carrier = GridCarrier(grid, server.run, server.context, server.config.clients, pacing, say)
+    carrier = GridCarrier(grid, server.run, server.context, server.config.clients, pacing, say, note=folder.report)
     folder.report({**_about(server), "finished": False})
     if server.round:
         say(f"going on after round {server.round}")
@@ -55,8 +55,8 @@ def _tell(closed: ClosedRound, carrier: GridCarrier, folder: ServerFolder) -> No
         "seconds": round(closed.seconds, 3),
     }
     folder.log("round", line)
-    folder.report({**line, **_about(server), "finished": False})
-    told = troubles(answers._replace(refused=refused))
+    folder.report({**line, **_about(server), "sites": carrier.names(), "finished": False})
+    told = troubles(answers._replace(refused=refused), carrier.called)
     carrier.say(f"round {server.round}/{server.config.rounds}: {len(report.participants)} clients {told}")
 
 
@@ -80,7 +80,8 @@ def _finish(server: Server, carrier: GridCarrier, folder: ServerFolder) -> None:
     folder.log("finish", {"delivered": sorted(served), "missing": missing})
     folder.report({**_about(server), "finished": True, "missing": missing})
     if missing:
-        carrier.say(f"without the last model: clients {missing}; run again with the same store to deliver it")
+        names = ", ".join(map(carrier.called, missing))
+        carrier.say(f"without the last model: {names}; run again with the same store to deliver it")
     carrier.say(f"finished after {server.round} rounds; {len(served)} sites have the model")
 
 

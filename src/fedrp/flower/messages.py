@@ -1,5 +1,7 @@
 """How packets travel in Flower messages: one flat string of bytes each way, or the name of a refusal.
 
+A site says its name, the one in the roster, with its hello and with refusals: for people who read the server's log.
+
 Message types: `query` asks a node who it is, `train` carries a packet of a round, `evaluate` the last packet.
 """
 
@@ -11,7 +13,8 @@ from fedrp.protocol.wire import RUN_ID_BYTES
 HELLO, ROUND, FINISH = MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE
 LIFETIME = 12 * 3600.0  # seconds; far above any deadline, since it is measured with the clocks of two machines
 
-_RECORD, _PACKET, _REFUSED = "fedrp", "packet", "refused"
+_RECORD, _PACKET, _REFUSED, _SITE = "fedrp", "packet", "refused", "site"
+_LONGEST_NAME = 60  # that is shown
 
 
 class RefusedError(Exception):
@@ -47,14 +50,22 @@ def run_of(question: Message) -> bytes:
     return run
 
 
-def answer(packet: bytes, question: Message) -> Message:
+def answer(packet: bytes, question: Message, site: str = "") -> Message:
     """A node's reply."""
-    return Message(RecordDict({_RECORD: ConfigRecord({_PACKET: packet})}), reply_to=question)
+    return Message(RecordDict({_RECORD: ConfigRecord({_PACKET: packet, _SITE: site})}), reply_to=question)
 
 
-def refusal(code: str, question: Message) -> Message:
+def refusal(code: str, question: Message, site: str = "") -> Message:
     """A node's reply if it cannot do what it was asked."""
-    return Message(RecordDict({_RECORD: ConfigRecord({_REFUSED: code})}), reply_to=question)
+    return Message(RecordDict({_RECORD: ConfigRecord({_REFUSED: code, _SITE: site})}), reply_to=question)
+
+
+def site_of(message: Message) -> str:
+    """What the sender of a reply says that it is called; not proved, and empty where it says nothing."""
+    if message.has_error():
+        return ""
+    name = message.content.config_records.get(_RECORD, ConfigRecord()).get(_SITE, "")
+    return name[:_LONGEST_NAME] if isinstance(name, str) and name.isprintable() else ""
 
 
 def packet_of(message: Message) -> bytes:

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedrp.algorithms.outlook import outlook_of
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
@@ -45,6 +46,8 @@ def serve(grid: Grid, context: Context, model: ModelFactory) -> None:
         raise ConfigError(f"min_clients={pacing.min_clients} is more than clients={config.clients}")
     parameters = parameter_count(model)
     config = resolved(config, parameters)
+    if outlook := outlook_of(config, parameters):
+        _LOG.warning("fedrp: %s", outlook)
     size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     with ServerFolder.open(Path(pacing.store), config) as folder:
         server = folder.load(new_server(config, folder.run, size))

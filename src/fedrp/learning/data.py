@@ -32,6 +32,7 @@ _UNREADABLE = (OSError, EOFError, zlib.error)
 _BLOCK = 4096  # examples at a time, where a float64 copy of all of them might not fit
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+_RELABEL = "add --relabel (relabel=True) to number them from 0, in sorted order"
 _CIFAR_SHAPE = (10_000, 1 + 3 * 32 * 32)  # of a file: per image its label, then the red, green and blue planes
 
 
@@ -93,7 +94,7 @@ class Entry(NamedTuple):
     files: tuple[str, ...]  # in `path`, each possibly with .gz behind; none if `path` is itself the file
     read: Reader
     facts: Facts | None
-    remedy: str = "run 'fedrp data fetch {name}', or give another data folder with --data-dir or FEDRP_DATA"
+    remedy: str = "run 'fedrp data fetch {name}', or give another data folder, data_dir=... or FEDRP_DATA"
 
     def located(self, data_dir: Path | None = None) -> Path:
         """Where the files lie, or would lie once fetched."""
@@ -105,12 +106,17 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("FEDRP_DATA") or platformdirs.user_cache_path("fedrp")).expanduser()
 
 
-def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
-    """Read and check a data set: a name in `DATASETS`, `idx:FOLDER` or `npz:FILE`. Errors name file and remedy."""
+def load_dataset(name: str, data_dir: Path | None = None, relabel: bool = False) -> Dataset:
+    """Read and check a data set: a name in `DATASETS`, `idx:FOLDER` or `npz:FILE`. Errors name file and remedy.
+
+    With `relabel`, whole numbers or texts that are labels become 0, 1, ... in sorted order.
+    """
     entry = find_entry(name)
     facts = entry.facts
     try:
-        train, test = entry.read(entry.located(data_dir))
+        train, test = (part._replace(y=_column(part.y)) for part in entry.read(entry.located(data_dir)))
+        if facts is None:
+            train, test = _relabelled(train, test) if relabel else _numbered(train, test)
         train_x, train_y = _checked(train, facts and facts.shape, facts and facts.classes)
         classes = facts.classes if facts else int(train_y.max()) + 1
         test_x, test_y = _checked(test, train_x.shape[1:], classes)
@@ -147,6 +153,29 @@ def _moments(x: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
     # Compared exactly: rounding in the mean leaves a constant channel a tiny deviation, and dividing by it noise.
     std = np.where(by_channel.max(axis=axes) > by_channel.min(axis=axes), np.sqrt(variance) / _unit(x), 1.0)
     return tuple((mean / _unit(x)).tolist()), tuple(std.tolist())
+
+
+def _column(y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+
+
+def _relabelled(train: Part, test: Part) -> tuple[Part, Part]:
+    """Labels numbered from 0, in the sorted order of those of the training part."""
+    known, numbers = np.unique(train.y, return_inverse=True)
+    if strange := sorted(set(test.y.ravel().tolist()) - set(known.tolist())):
+        raise DataError(f"{test.y_name} has the label {strange[0]!r}, which {train.y_name} does not have")
+    return train._replace(y=numbers.reshape(train.y.shape)), test._replace(y=np.searchsorted(known, test.y))
+
+
+def _numbered(train: Part, test: Part) -> tuple[Part, Part]:
+    """The parts as they are, if their labels are not texts, and count from 0."""
+    for part in (train, test):
+        if part.y.dtype.kind in "US" and part.y.size:
+            raise DataError(f"{part.y_name}: labels are text, e.g. {part.y.flat[0]!s}: {_RELABEL}")
+    labels = np.concatenate([train.y.ravel(), test.y.ravel()])
+    if labels.size and labels.dtype.kind in "iu" and labels.min() > 0:
+        raise DataError(f"{train.y_name}: labels are {labels.min()} to {labels.max()}, none is 0: {_RELABEL}")
+    return train, test
 
 
 def _checked(part: Part, shape: tuple[int, ...] | None, classes: int | None) -> tuple[Inputs, Labels]:

@@ -128,8 +128,8 @@ def fetch_dataset(
             _unpack(files[0], folder, entry.files)
     except OSError as error:
         if is_full(error):
-            raise unwritable(folder, error, "run the command again, or give another folder with --data-dir") from None
-        raise DataError(f"{folder}: {error}; give another folder with --data-dir") from None
+            raise unwritable(folder, error, "run the command again, or give another folder, data_dir=...") from None
+        raise DataError(f"{folder}: {error}; give another folder, data_dir=...") from None
     return unpacked if archived else files
 
 

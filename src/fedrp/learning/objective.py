@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedrp.learning.pixels import Inputs
+
 Stack = npt.NDArray[np.float32]  # (clients, numbers), as it comes into training and out of it
 Rows = slice | torch.Tensor  # which clients of the group a step is about; a tensor of indices where some are done
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -20,11 +22,15 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Examples(NamedTuple):
     """Inputs and targets of one client, or of the test set."""
 
-    x: torch.Tensor
+    x: Inputs
     y: torch.Tensor
 
+    def on(self, device: torch.device) -> "Examples":
+        """The same examples on a device; nothing is copied if they are there."""
+        return Examples(self.x.to(device), self.y.to(device))
 
-def described(values: torch.Tensor) -> str:
+
+def described(values: Inputs) -> str:
     """Shape and type of a tensor, as errors name them."""
     return f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedrp.learning.layout import Layout, ModelFactory, State, layout_of
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Loss, Objective, Stack
+from fedrp.learning.pixels import Inputs, floats
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
 
@@ -69,7 +70,7 @@ def make_local_model(factory: ModelFactory, loss: Loss, device: torch.device, se
     return LocalModel(module, loss, layout_of(module), device)
 
 
-def batch_input(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+def batch_input(x: Inputs, device: torch.device) -> torch.Tensor:
     """A batch on its device, images in the memory order that convolutions run fastest in."""
-    moved = x.to(device)
+    moved = floats(x.to(device))
     return moved.contiguous(memory_format=torch.channels_last) if moved.ndim == 4 else moved

@@ -92,7 +92,7 @@ class Mechanism(Protocol):
 
     @property
     def width(self) -> int:
-        """Bits of the words that it makes, if it makes some."""
+        """Bits of the words that its numbers become, so that no sum of a cohort wraps around."""
         return WORD_BITS
 
     @property

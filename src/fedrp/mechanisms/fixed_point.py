@@ -3,12 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from fedrp.compression.grid import HEADROOM, Scale, decode, encode, finest
+from fedrp.compression.grid import HEADROOM, WORD_BITS, Scale, decode, encode, finest
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.mechanisms.cohort import asked
-from fedrp.mechanisms.noise import word_width
 from fedrp.types import Vector, Words
 
 
@@ -24,8 +23,8 @@ class FixedPoint(Mechanism):
 
     @property
     def width(self) -> int:
-        """Bits of a word: all, or with noise on a coarser grid those that no sum exceeds."""
-        return word_width(self.config)
+        """As few bits as a mechanism before it knows to suffice."""
+        return min((mechanism.width for mechanism in self.before), default=WORD_BITS)
 
     def client(self, upload: Numbers, context: AtClient) -> Words:
         """The upload times its weight, in steps."""

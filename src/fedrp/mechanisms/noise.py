@@ -54,6 +54,16 @@ class Noise(Mechanism):
             _add_noise(noised[update:], vote_share[0], step, functools.partial(context.normals, "vote"))
         return noised
 
+    @property
+    def width(self) -> int:
+        """With few bits as many as the largest sum of a cohort needs on the grid of the noise, else 32."""
+        config = self.config
+        if config.bits == FULL or not config.noise_multiplier:
+            return WORD_BITS
+        step = grid_step(config, config.clip) / config.clip
+        most = max(count * math.ceil(_largest(config, count) / step) for count in _cohorts(config))
+        return min(WORD_BITS, most.bit_length() + 1)
+
     def scale(self, previous: Vector | None, cohort: Cohort) -> Scale:
         """The grid of the noise: only noise beyond any that occurs is cut off."""
         clip = self.bounded.bound(previous)
@@ -109,7 +119,7 @@ def update_noise(config: Resolved) -> float:
         raise ConfigError(
             f"clip_quantile={config.clip_quantile:g} needs more clients a round: with {config.expected_participants} "
             f"and noise_multiplier {noise:.3g}, above {math.ceil(noise / (2 * _BIT_NOISE_SHARE))} are needed; give a "
-            "fixed --clip instead"
+            "fixed clip instead"
         )
     return update_noise_multiplier(noise, _bit_noise(config))
 
@@ -163,15 +173,6 @@ def coarsest_step(config: Resolved) -> float:
     if not config.clip_quantile:
         return grid_step(config, config.clip) / config.clip
     return max(math.ldexp(min(noise_shares(config, config.clients)), -_grid_bits(config)), 2 * _finest_step(config))
-
-
-def word_width(config: Resolved) -> int:
-    """Bits of the words of masked uploads: with noise and few bits as many as no sum of a cohort exceeds, else 32."""
-    if config.bits == FULL or not config.noise_multiplier:
-        return WORD_BITS
-    step = grid_step(config, config.clip) / config.clip
-    most = max(count * math.ceil(_largest(config, count) / step) for count in _cohorts(config))
-    return min(WORD_BITS, most.bit_length() + 1)
 
 
 def _grid_bits(config: Resolved) -> int:

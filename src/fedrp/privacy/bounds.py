@@ -183,6 +183,16 @@ BOUNDS: dict[str, Callable[[Leaves, float], Answer]] = {
     "pld": _pld,
 }
 
+# What each of them is, for a reader of a statement; one that is not named here is printed by its name alone.
+MEANINGS = {
+    "paper": "the theorem of the FedRP paper, for one projected vector seen alone in one round",
+    "exact": "the divergence of what is released itself, computed and not estimated from above",
+    "basic": "the epsilons of all rounds added up",
+    "advanced": "advanced composition (Dwork, Rothblum, Vadhan 2010)",
+    "renyi": "Renyi divergences of all rounds added up, converted at the best order",
+    "pld": "privacy-loss distributions of all rounds composed numerically, rounded upwards",
+}
+
 
 def _as_one_gaussian(leaves: Leaves) -> Leaves:
     """Gaussian releases of different noise are one: squared separations add up."""

@@ -7,10 +7,23 @@ from fedrp.errors import ConfigError
 from fedrp.privacy import _checks
 from fedrp.privacy.assumptions import OTHERS_FIXED, implied_assumptions
 from fedrp.privacy.bounds import EpsilonInterval, Refused, bound, tightest, too_large
-from fedrp.privacy.events import Adversary, Composed, JointProjectedRelease, ProjectedRelease
+from fedrp.privacy.events import (
+    Adjacency,
+    Adversary,
+    Composed,
+    Event,
+    JointProjectedRelease,
+    NonPrivate,
+    ProjectedRelease,
+    Unsupported,
+)
+from fedrp.privacy.guarantee import guarantee
 from fedrp.privacy.projection_mechanism import LARGEST_RATIO
 
 ALIGNED = "the clients' vectors point the same way: ||sum of w_i|| is at least clients times the norm floor"
+NEIGHBOURS = "data sets whose vectors differ by at most the given sensitivity"
+_JOINT = Unsupported("it sees several vectors under one matrix, and no distance between them is given")
+_MATRIX = NonPrivate("it knows the secret matrices or what was made with them, and there is no noise")
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class ProjectionReport:
     secagg_composed: float | None
     adversary: str
     assumptions: tuple[str, ...]
+    statements: tuple[dict[str, Any], ...]  # over all rounds, one per adversary, as a result has them
 
     def as_json(self) -> dict[str, Any]:
         """The report as a JSON object."""
@@ -76,6 +90,15 @@ def projection_report(
     for asked in (single, joint, secagg):
         if asked is not None and (asked.ratio or 0) > LARGEST_RATIO:
             raise ConfigError(f"{too_large(asked.ratio or 0)}: give a smaller sensitivity or a larger norm floor")
+    everything = tuple(dict.fromkeys(assumptions))
+    # The server gets a number for the view that it has: the sum, all vectors, or the only one.
+    seen = secagg or joint or (single if clients == 1 else None)
+    events: dict[Adversary, Event] = {
+        Adversary.ONE_VECTOR: Composed(single, rounds),
+        Adversary.SERVER: _JOINT if seen is None else Composed(seen, rounds),
+        **dict.fromkeys((Adversary.SERVER_AND_CLIENT, Adversary.CLIENTS, Adversary.MODEL_HOLDER), _MATRIX),
+    }
+    own = {Adversary.SERVER: everything if seen is secagg else ()}
     pld = bound("pld", Composed(single, rounds), delta)
     composed = {name: _upper(name, single, rounds, delta) for name in ("basic", "advanced", "renyi", "pld")}
     return ProjectionReport(
@@ -93,8 +116,14 @@ def projection_report(
         secagg_epsilon=_upper("exact", secagg, 1, delta),
         secagg_composed=_tightest(secagg, rounds, delta),
         adversary=Adversary.SERVER.value,
-        assumptions=tuple(dict.fromkeys(assumptions)),
+        assumptions=everything,
+        statements=tuple(_statement(event, delta, whom, own.get(whom, ())) for whom, event in events.items()),
     )
+
+
+def _statement(event: Event, delta: float, whom: Adversary, assumptions: tuple[str, ...]) -> dict[str, Any]:
+    stated = guarantee(event, delta, whom, Adjacency.RECORD_REPLACE, assumptions)
+    return {**stated.as_json(), "adjacency": NEIGHBOURS}  # which neighbours the sensitivity is about, its giver knows
 
 
 def _lengths(alpha: float | None, sensitivity: float | None, norm_min: float | None) -> tuple[float, float]:

@@ -5,6 +5,9 @@ from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from fedrp.projection.tensors import Operator, by_host
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -18,6 +21,7 @@ class Projection(ABC):
       `gaussian` a bound that fails with probability below 1.3e-14 over keys.
     - In `sign` and `hadamard`, a row of a stack gives the same bits alone or in any stack, with any number of threads.
       In `gaussian` it gives the same up to rounding.
+    - Tensors on the CPU give the bits of arrays (`on`); those on another device the same up to rounding.
     - Cannot be pickled or copied; its repr shows the shape alone.
 
     Arrays may have padding between their rows; nothing is copied for it. `out` receives the result if given.
@@ -28,6 +32,20 @@ class Projection(ABC):
     def __init__(self, columns: int, rows: int) -> None:
         self.columns = columns
         self.rows = rows
+        self._placed: dict[torch.device, Operator | None] = {}
+
+    def on(self, device: torch.device) -> Operator:
+        """A for tensors of a device, which it is moved to once. On the CPU that is `forward` and `adjoint`."""
+        if device.type != "cpu":
+            if device not in self._placed:
+                self._placed[device] = self.native(device)
+            if (placed := self._placed[device]) is not None:
+                return placed
+        return by_host(self.forward, self.adjoint)  # not kept: A would hold on to itself
+
+    def native(self, device: torch.device) -> Operator | None:  # noqa: ARG002 - for those that have one
+        """A as tensors of a device, or None where it has no such form: then the host computes, at each use."""
+        return None
 
     def forward(self, vectors: FloatArray, out: FloatArray | None = None) -> FloatArray:
         """A w, for one vector (n,) -> (m,) or for each row of a stack (k, n) -> (k, m)."""

@@ -25,6 +25,7 @@ from fedrp.projection.base import FloatArray as FloatArray
 from fedrp.projection.base import Projection as Projection
 from fedrp.projection.deviates import UNIT, fill_normals
 from fedrp.projection.tags import TAGS
+from fedrp.projection.tensors import Operator, after_mixing, dense, one_per_column
 
 DEFAULT_MEMORY = 1 << 30  # bytes that a `gaussian` matrix may occupy; a larger one is generated anew at each use
 
@@ -46,6 +47,12 @@ class GaussianProjection(Projection):
         if 4 * rows * self._pitch <= memory_bytes:
             self._matrix = np.empty((rows, self._pitch), np.float32)
             self._generate(self._matrix, 0, 0)
+
+    def native(self, device: torch.device) -> Operator | None:
+        """One matrix product each way; None where A is streamed."""
+        if self._matrix is None:
+            return None
+        return dense(torch.from_numpy(self._matrix).to(device)[:, : self.columns])
 
     def _forward(self, stack: FloatArray, out: FloatArray) -> None:
         out[:] = 0
@@ -116,6 +123,20 @@ class SignProjection(Projection):
         self._group = max(32, -(-blocks // 64))  # sums of a group are 1/16 of its blocks' memory or less
         self._groups = -(-blocks // self._group)
 
+    def native(self, device: torch.device) -> Operator:
+        """The row and the sign of each column, and the columns of each row: 10 n bytes."""
+        n, (pieces, rows), blocks = self.columns, self._order.shape, self._rolls.size
+        width, rolls, order = pieces * rows, self._rolls.astype(np.int32), self._order.astype(np.int32)
+        row_of = np.empty(width, np.int32)  # of each sum
+        row_of[order] = np.arange(rows, dtype=np.int32)
+        signs = _unpacked(self._signs, blocks).ravel()[:n]
+        places = row_of[(np.arange(width, dtype=np.int32) + rolls[:, None]) % width].ravel()[:n]
+        first = np.arange(0, blocks * width, width, dtype=np.int32)
+        columns = ((order - rolls[:, None, None]) % width + first[:, None, None]).reshape(-1, rows)[: -(-n // rows)]
+        missing = columns >= n  # of the last block
+        columns[missing] = 0
+        return one_per_column(places, signs, columns, np.where(missing, np.int8(0), signs[columns]), device)
+
     def _forward(self, stack: FloatArray, out: FloatArray) -> None:
         width = self._order.size
         sums = np.empty((len(stack), self._groups, width), np.float64)
@@ -151,6 +172,11 @@ class HadamardProjection(Projection):
         size = 4 ** min(8, (columns.bit_length() - 1) // 2)
         self._whole, self._blocks = columns // size, -(-columns // size)
         self._signs = key.derive("mix").keystream(_round_up(self._blocks, 8) // 8 * size).reshape(-1, size)
+
+    def native(self, device: torch.device) -> Operator:
+        """Butterflies of whole blocks, then those of `sign`."""
+        signs = _unpacked(self._signs, self._blocks)
+        return after_mixing(self._sign.native(device), signs, self.columns, device)
 
     def _forward(self, stack: FloatArray, out: FloatArray) -> None:
         mixed = np.empty((1, self.columns), np.float32)
@@ -228,6 +254,12 @@ def _below(bound: int, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """The top 64 of the 128 bits of word * bound, for bound < 2**32: uniform in [0, bound) up to 2**-32."""
     high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
     return ((high * np.uint64(bound) + (low * np.uint64(bound) >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+
+
+def _unpacked(signs: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.int8]:
+    """+-1 for each coordinate of each block (blocks, width), from bits as `kernels` reads them."""
+    bits = np.unpackbits(signs[:, None], axis=1, bitorder="little").reshape(-1, signs.shape[1])
+    return (1 - 2 * bits[:blocks].astype(np.int8)).astype(np.int8)
 
 
 def _tensor(array: FloatArray) -> torch.Tensor:

@@ -227,15 +227,10 @@ def _at_client(bench: Workbench, work: _Work, plan: _Plan) -> AtClient:
     asked = _call_of(work)
     # Made where a mechanism draws: a packet may be a model of 45 MB, and its hash takes time.
     noise = functools.cache(lambda: site.entropy.noise(bench.run, asked.round, inbox.digest))
-    return AtClient(
-        previous=plan.previous,
-        participants=asked.weight,
-        normals=own_normals(noise),
-        words=own_words(noise),
-        warn=functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round),
-        cohort=Cohort.of(asked.payload) if bench.config.secure_aggregation else None,
-        weight=weight_of(bench, site),
-    )
+    warn = functools.partial(_log.warning, "client %d, round %d: %s", client.index, asked.round)
+    cohort = Cohort.of(asked.payload) if bench.config.secure_aggregation else None
+    own = (own_normals(noise), own_words(noise))
+    return AtClient(plan.previous, asked.weight, *own, warn, cohort, weight_of(bench, site))
 
 
 def _recovered(bench: Workbench, client: Client, site: Site, request: Message) -> tuple[Client, Message]:

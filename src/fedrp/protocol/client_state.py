@@ -238,7 +238,7 @@ def _accepted(bench: Workbench, messages: list[Message]) -> list[Message]:
         if message.context != bench.context:
             raise ProtocolError(
                 f"{message.kind.name} of round {message.round} belongs to another run, or was made for another "
-                "projection: use the same fedrp version and --projection everywhere"
+                "projection: use the same fedrp version and projection everywhere"
             )
     return messages
 

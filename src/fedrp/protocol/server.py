@@ -168,7 +168,7 @@ def close_round(server: Server, tally: Tally) -> tuple[Server, RoundReport]:
     if lost and differing & server.differing:
         raise ProtocolError(
             f"round {round_}: the copy of client {min(differing & server.differing)} differs although it was rebuilt: "
-            "begin again with --projection sign if machines are unlike, or with a --quorum that can do without it "
+            "begin again with projection='sign' if machines are unlike, or with a quorum that can do without it "
             "(what these rounds have cost in privacy is spent)"
         )
     outcome = _Outcome()
@@ -226,12 +226,10 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
     past = [server.decoded(r, server.aggregates[r]) for r in sorted(server.aggregates, reverse=True)[:2]]
     try:
         aggregate = pipeline.aggregate(past, numbers, weight, call)
-    except ProtocolError as error:
-        return _Outcome(void=str(error))
-    if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
-        raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower --lr")
-    payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
-    try:  # clients would refuse it
+        if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
+            raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower lr")
+        payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
+        # Clients would refuse what is beyond.
         require_reachable(server.decoded(round_, payload), pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
         return _Outcome(void=str(error))

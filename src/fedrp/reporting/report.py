@@ -1,4 +1,4 @@
-"""How results look: the table on the terminal and the plot of accuracy per round."""
+"""How results look: the table on the terminal and the plot of the headline metric per round."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,9 @@ from rich.table import Table
 from fedrp.errors import ConfigError
 from fedrp.files import writing
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE
+from fedrp.reporting.statements import quote
+
+_ACCURACY = "accuracy"  # in percent; other measures are as their functions give them
 
 
 def result_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -20,12 +23,16 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
     table = Table(title=f"{title}, {first['rounds']} rounds", box=SIMPLE, padding=(0, 1), pad_edge=False)
     table.title_justify = "left"
     table.add_column("algorithm", no_wrap=True)
-    for name in ("m", "acc %", "avg %", "sent B", "recv B", "eps", "s"):
+    headline, *others = _measures(first)
+    short = "acc %" if headline == _ACCURACY else headline
+    names = (short, "avg %" if headline == _ACCURACY else f"avg {headline}", *others)
+    for name in ("m", *names, "sent B", "recv B", "eps", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(
             *(result["algorithm"], "" if result["dim"] is None else f"{result['dim']:,}"),
-            *(f"{result['accuracy']:.2f}", f"{result['accuracy_average']:.2f}"),
+            *(_number(headline, result[headline]), _number(headline, result[f"{headline}_average"])),
+            *(_number(name, result[name]) for name in others),
             *(f"{result['bytes_up']:,}", f"{result['bytes_down']:,}"),
             "none" if result["epsilon"] is None else f"{result['epsilon']:.2f}",
             f"{result['seconds']:.1f}",
@@ -35,8 +42,14 @@ def result_table(results: Sequence[dict[str, Any]]) -> Table:
 
 def result_details(result: dict[str, Any]) -> list[str]:
     """What a table has no room for: bytes by use, all clients' models, and who is protected from whom."""
-    low, high = result["accuracy_client_min"], result["accuracy_client_max"]
-    lines = [f"clients' own models: {low:.2f} to {high:.2f} %, mean {result['accuracy_client_mean']:.2f} %"]
+    name, lines = result["headline"], []
+    low, high, mean = (result[f"{name}_client_{end}"] for end in ("min", "max", "mean"))
+    if low is not None:  # of a round before the last, not all clients' models are scored
+        unit = " %" if name == _ACCURACY else ""
+        spread = f"{_number(name, low)} to {_number(name, high)}{unit}, mean {_number(name, mean)}{unit}"
+        lines.append(f"clients' own models: {'' if unit else name + ' '}{spread}")
+    if result["delivered_round"] != result["rounds_done"]:
+        lines.append(f"delivered: the best model, of round {result['delivered_round']} of {result['rounds_done']}")
     if result["bytes_up"]:
         lines.append(f"bytes per client and round: sent {_bytes(result, 'up')}; received {_bytes(result, 'down')}")
     if result["consensus_bound"] is not None:
@@ -45,52 +58,59 @@ def result_details(result: dict[str, Any]) -> list[str]:
     return [*lines, *privacy_lines(result)]
 
 
+def _measures(result: dict[str, Any]) -> list[str]:
+    """The names of what was measured on the test set: the headline first, the loss only if it is that."""
+    names = [name.removesuffix("_average") for name in result if name.endswith("_average")]
+    return [result["headline"], *(name for name in names if name not in (result["headline"], "loss"))]
+
+
+def _number(name: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.2f}" if name == _ACCURACY else f"{value:.4g}"
+
+
 def _bytes(result: dict[str, Any], way: str) -> str:
     return ", ".join(f"{result[f'bytes_{use}_{way}']:,} {use}" for use in ("payload", "framing", "keys"))
 
 
 def privacy_lines(result: dict[str, Any]) -> list[str]:
     """Against whom which epsilon holds, a line per adversary, and what to beware of."""
-    lines = []
-    for item in result["privacy"]:
-        verdict = (
-            f"no guarantee ({item['reason']})"
-            if item["epsilon"] is None
-            else f"epsilon {item['epsilon']:.3g}, delta {item['delta']:g}; neighbours: {item['adjacency']}"
-        )
-        lines.append(f"against {item['adversary']}: {verdict}")
-    return [*lines, *(f"warning: {text}" for text in result["warnings"])]
+    return [*map(quote, result["privacy"]), *(f"warning: {text}" for text in result["warnings"])]
 
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """The table on standard output."""
     Console().print(result_table(results))
     print("eps: the largest epsilon over the adversaries below; none if one of them has no guarantee")
-    print("acc: test accuracy of the delivered model; avg: of the average of all clients' models")
+    name = results[0]["headline"]
+    short, what = ("acc", "test accuracy") if name == _ACCURACY else (name, f"{name} on the test set")
+    print(f"{short}: {what} of the delivered model; avg: of the average of all clients' models")
     print("sent, recv: bytes per client and round as encoded, payload and framing, without keys")
 
 
-def plot_accuracy(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Accuracy of the delivered model against the round, one line per run."""
+def plot_headline(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """What runs are judged by, of the delivered model, against the round: one line per run."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'fedrp[report]'") from None
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
+    name = results[0]["headline"]
     for result in results:
-        scored = [record for record in result["history"] if record["accuracy"] is not None]
+        scored = [record for record in result["history"] if record.get(name) is not None]
         rounds = [record["round"] for record in scored]
-        line = axes.plot(rounds, [record["accuracy"] for record in scored], marker=".", label=_name(result))
-        averages = [record["accuracy_average"] for record in scored]
-        if averages[-1] != result["accuracy"]:
+        line = axes.plot(rounds, [record[name] for record in scored], marker=".", label=_name(result))
+        averages = [record[f"{name}_average"] for record in scored]
+        if averages[-1:] != [record[name] for record in scored[-1:]]:
             axes.plot(
                 rounds, averages, linestyle=":", color=line[0].get_color(), label=f"{_name(result)}, average model"
             )
     first = results[0]
     axes.set_title(f"{first['dataset']}, {first['model']}, {first['clients']} clients, seed {first['seed']}")
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy %")
+    axes.set_ylabel("test accuracy %" if name == _ACCURACY else f"test {name}")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")  # beside the curves, which may be anywhere
     with writing(path):

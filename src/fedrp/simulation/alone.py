@@ -1,5 +1,6 @@
 """Every client by itself: rounds of local training from the common start, and no messages (FWC)."""
 
+import functools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from fedrp.algorithms.client_side import stacked
+from fedrp.backends.states import StateStore, budget_of
 from fedrp.backends.workers import Backend
 from fedrp.engines.choice import make_trainer
 from fedrp.learning.initial import public_initial
@@ -19,8 +21,7 @@ from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_coins
 from fedrp.simulation.population import Population, Shard, ShardSetup
 from fedrp.simulation.result import RoundRecord, Traffic, Trained
-from fedrp.simulation.runfolder import Progress, RunFolder
-from fedrp.simulation.states import StateStore, budget_of
+from fedrp.simulation.runfolder import Files, Progress, RunFolder
 from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 
@@ -41,6 +42,7 @@ class LoneShard(Shard[None]):
             setup.factory, setup.loss, torch.device(setup.speed.device), seed, setup.speed.engine
         )
         super().__init__(setup, self._trainer.model)
+        self._data = functools.cache(lambda client: setup.data[client].on(self._model.device))  # for the whole run
         self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
         initial = public_initial(setup.factory, seed)
         self._states = StateStore(
@@ -69,7 +71,7 @@ class LoneShard(Shard[None]):
 
     def _train(self, clients: Sequence[int], round_: int) -> None:
         start = stacked([self._states[client].model for client in clients])
-        data = [self._setup.data[client] for client in clients]
+        data = [self._data(client) for client in clients]
         models = self._trainer.train(start, data, clients, round_, self._sgd)
         for client, model in zip(clients, models, strict=True):
             self._states[client] = Lone(model, round_)
@@ -148,6 +150,6 @@ class Alone:
         self.round = len(progress.records)
         return progress
 
-    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
-        """Write a round into a folder."""
-        folder.save(self.clients, record, seconds)
+    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float, files: Files) -> None:
+        """Write a round into a folder, with files of the caller's."""
+        folder.save(self.clients, record, seconds, files)

@@ -101,7 +101,7 @@ class SimulatedCarrier(NearCarrier):
     def missed(self, missed: Missed) -> None:
         """Try again at once, a few times."""
         if missed.attempt == _ATTEMPTS:
-            raise QuorumError(f"{missed.error}; asked {_ATTEMPTS} times: lower --dropout or --quorum") from None
+            raise QuorumError(f"{missed.error}; asked {_ATTEMPTS} times: lower dropout or quorum") from None
 
     def take_traffic(self) -> Traffic:
         """What was carried since the last call; the set-up's is counted with the first round."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from fedrp.backends.states import StateStore, budget_of
 from fedrp.backends.workers import Backend
 from fedrp.crypto.roster import Roster
 from fedrp.protocol.client import finished, hello, respond
@@ -14,7 +15,6 @@ from fedrp.protocol.client_state import Client, Site, make_workbench
 from fedrp.rng import RunSeed
 from fedrp.simulation.identities import simulated_site
 from fedrp.simulation.population import Population, Shard, ShardSetup
-from fedrp.simulation.states import StateStore, budget_of
 from fedrp.storage.client_state import packed_clients, read_clients
 from fedrp.types import Packets, Vector
 
@@ -39,7 +39,8 @@ class ClientShard(Shard[bytes]):
         self._replied: set[int] = set()  # whose states hold their reply
 
     def _made_site(self, client: int) -> Site:
-        return simulated_site(RunSeed(self._setup.config.seed), client, self._setup.data[client])
+        data = self._setup.data[client].on(self._model.device)  # there for the whole run
+        return simulated_site(RunSeed(self._setup.config.seed), client, data)
 
     def hello(self) -> Packets:
         """Every client's first packet."""

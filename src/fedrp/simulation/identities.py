@@ -1,5 +1,6 @@
 """Who simulated clients are, and who takes part: identities, secrets and coins that follow from the public seed."""
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 
@@ -52,8 +53,9 @@ def simulated_roster(seed: RunSeed, clients: int) -> Roster:
 
 
 def simulated_run_id(config: RunConfig) -> bytes:
-    """The id of a simulated run: the same for the same settings."""
-    return hashlib.sha256(f"fedrp-run|{config.stored}".encode()).digest()[:RUN_ID_BYTES]
+    """The id of a simulated run: the same for the same settings, also if it is given more rounds later."""
+    begun = dataclasses.replace(config.stored, rounds=1)
+    return hashlib.sha256(f"fedrp-run|{begun}".encode()).digest()[:RUN_ID_BYTES]
 
 
 def simulated_coins(config: RunConfig, round_: int) -> Coins:

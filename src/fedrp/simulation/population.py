@@ -6,6 +6,7 @@ What clients do is for those who derive from the two: `clients` for the protocol
 import functools
 import hashlib
 import itertools
+import logging
 import os
 import platform
 import resource
@@ -20,18 +21,21 @@ import torch
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 
-from fedrp.backends.workers import Backend
+from fedrp.algorithms.registration import Registered, registered, take_over
+from fedrp.backends.workers import Backend, UnsentError
 from fedrp.config.run import Resolved
 from fedrp.config.speed import Speed
 from fedrp.files import SHARED, write_content, writing
-from fedrp.learning.evaluate import Correct, Score, score
+from fedrp.learning.evaluate import Metrics, Score, score
+from fedrp.learning.holdings import Holdings
 from fedrp.learning.layout import ModelFactory, State
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import LocalModel
 from fedrp.means import weighted_sum
 from fedrp.projection import kernels
-from fedrp.simulation.holdings import Holdings
 from fedrp.types import Vector
+
+_log = logging.getLogger(__name__)
 
 _WAVE_CLIENTS = 64  # per worker, whose packets and replies are in memory at a time, see `Population.waves`
 _GROUP_CLIENTS = 25  # enough that applying a matrix to them is limited by arithmetic, not by memory
@@ -48,7 +52,7 @@ class ShardSetup(NamedTuple):
     run: bytes
     factory: ModelFactory
     loss: Loss
-    correct: Correct
+    metrics: Metrics
     groups: dict[int, list[int]]  # group number -> its clients
     data: Mapping[int, Examples]
     test: Examples
@@ -86,6 +90,7 @@ class Shard(ABC, Generic[End]):
 
     def __init__(self, setup: ShardSetup, model: LocalModel) -> None:
         self._setup, self._model = setup, model
+        self._test = setup.test.on(model.device)
         self._changed = set(setup.groups)  # whose states `changed` has not told of
 
     @abstractmethod
@@ -114,7 +119,7 @@ class Shard(ABC, Generic[End]):
 
     def score_model(self, model: Vector) -> Score:
         """Score a given model."""
-        return score(self._model, model, self._setup.test, self._setup.correct)
+        return score(self._model, model, self._test, self._setup.metrics)
 
     def state(self, model: Vector) -> bytes:
         """All of a given model, see `LocalModel.state`; packed, as a tensor in a pipe would take a file descriptor."""
@@ -188,9 +193,10 @@ def set_threads(speed: Speed) -> None:
 MakeShard = Callable[[ShardSetup], Shard[End]]
 
 
-def made(make: MakeShard[End], setup: ShardSetup) -> Shard[End]:
-    """A shard in a process that computes with the configured number of threads."""
+def made(make: MakeShard[End], added: Sequence[Registered], setup: ShardSetup) -> Shard[End]:
+    """A shard in a process that computes with the configured number of threads, and knows what was registered."""
     set_threads(setup.speed)
+    take_over(added)
     return make(setup)
 
 
@@ -202,15 +208,24 @@ class Population(Generic[End]):
 
     def __init__(self, setup: ShardSetup, make: MakeShard[End], backend: Backend) -> None:
         self._in_order = [members for _, members in sorted(setup.groups.items())]
-        count = min(setup.speed.workers, len(setup.groups))
+        try:
+            self._begin(setup, make, backend, min(setup.speed.workers or 1, len(setup.groups)))
+        except UnsentError as error:
+            _log.warning("%s: all clients are computed in this one", error)
+            backend.stop()
+            self._begin(setup, make, backend, 1)
+
+    def _begin(self, setup: ShardSetup, make: MakeShard[End], backend: Backend, count: int) -> None:
+        """Divide the clients among so many workers."""
         self._workers = backend.workers(count)
         self._groups = [{g: members for g, members in setup.groups.items() if g % count == w} for w in range(count)]
         self._owner = {c: w for w, groups in enumerate(self._groups) for members in groups.values() for c in members}
-        holdings = Holdings(setup.data)
+        holdings, added = Holdings(setup.data), registered()
         for number, (worker, groups) in enumerate(zip(self._workers, self._groups, strict=True)):
             clients = [client for client, owner in self._owner.items() if owner == number]
             own = holdings.near(clients) if worker.kept is None else holdings.far(clients)
-            worker.begin(functools.partial(made, make, setup._replace(groups=groups, data=own)))
+            worker.begin(functools.partial(made, make, added, setup._replace(groups=groups, data=own)))
+        self._all("peak_memory")  # one that cannot read what it was sent says so now
 
     def waves(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """Clients in parts that are asked together: whole groups, in order, and enough to keep all workers busy."""

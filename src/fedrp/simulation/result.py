@@ -1,18 +1,22 @@
 """What a run gives back: records of its rounds and the one JSON object that the command line prints."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedrp.algorithms.outlook import Outlook
 from fedrp.config.run import Resolved
-from fedrp.learning.evaluate import Evaluation, Score
+from fedrp.errors import ConfigError
+from fedrp.learning.evaluate import Evaluation, Headline
 from fedrp.learning.layout import State
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
 from fedrp.types import Vector
+
+if TYPE_CHECKING:
+    import pandas
 
 _KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED, Kind.COMPLAINT, Kind.MASK_KEYS})
 _VECTOR_KINDS = frozenset({Kind.UPLOAD, Kind.AGGREGATE, Kind.CORRECTION})
@@ -62,15 +66,6 @@ def _per_client(traffic: Traffic, pairs: int) -> dict[str, int]:
     return sizes | payloads
 
 
-def _finite(loss: float) -> float | None:
-    """A loss as JSON has it, which knows neither NaN nor infinity."""
-    return loss if math.isfinite(loss) else None
-
-
-def _loss(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 class Trained(NamedTuple):
     """A round that is over, before its models are scored."""
 
@@ -96,18 +91,11 @@ class RoundRecord(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """The record as a line of `metrics.jsonl`."""
-        e = self.evaluation
         return {
             "round": self.round,
             "participants": self.participants,
             "dropped": self.dropped,
-            "accuracy": e and e.delivered.accuracy,
-            "loss": e and _finite(e.delivered.loss),
-            "accuracy_average": e and e.average.accuracy,
-            "loss_average": e and _finite(e.average.loss),
-            "accuracy_client_mean": e and e.client_mean,
-            "accuracy_client_min": e and e.client_min,
-            "accuracy_client_max": e and e.client_max,
+            **(self.evaluation.as_json() if self.evaluation else {}),
             **{f"bytes_{name}_total": value for name, value in self.traffic._asdict().items()},
             "seconds": self.seconds,
             "evaluation_seconds": self.evaluation_seconds,
@@ -117,22 +105,15 @@ class RoundRecord(NamedTuple):
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "RoundRecord":
         """The inverse of `as_json`."""
-        evaluation = None
-        if line["accuracy"] is not None:
-            delivered = Score(line["accuracy"], _loss(line["loss"]))
-            average = Score(line["accuracy_average"], _loss(line["loss_average"]))
-            clients = [line[f"accuracy_client_{name}"] for name in ("mean", "min", "max")]
-            evaluation = Evaluation(delivered, average, *clients)
+        counts = line["round"], line["participants"], line["dropped"]
         traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
         times = line["seconds"], line["evaluation_seconds"]
-        return cls(
-            line["round"], line["participants"], line["dropped"], evaluation, traffic, *times, line["consensus_bound"]
-        )
+        return cls(*counts, Evaluation.from_json(line), traffic, *times, line["consensus_bound"])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
-    """A finished run.
+    """A finished run. It delivers the model of the last round, or of the best one if that was to be kept.
 
     `state` is the whole delivered model: `module.load_state_dict(result.state)`. `model` is one vector of its trainable
     parameters: `fedrp.load_vector(module, result.model)` does where nothing is frozen and no buffer is random.
@@ -145,25 +126,70 @@ class RunResult:
     last_traffic: Traffic  # of the packets that end the run
     privacy: tuple[Guarantee, ...]
     warnings: tuple[str, ...]  # about what the statements are worth
+    outlook: Outlook | None  # what noise lets it learn, as said before round 1
     model: Vector
     seconds: float
     images_per_round: float
     peak_rss_mb: float
-    state: State = field(repr=False)
+    state: State
+    headline: Headline  # what the run is judged by
+    delivered_round: int  # whose model this is
+    last_state: State  # of the last round, as `state`
+
+    def __repr__(self) -> str:
+        shown = [self.headline.text(self._scored.delivered), f"{len(self.records)} of {self.config.rounds} rounds"]
+        if self.delivered_round != self.records[-1].round:
+            shown.append(f"best in round {self.delivered_round}")
+        shown.append(f"{self.as_json()['bytes_up']:,} bytes sent per client and round")
+        return f"<RunResult {self.config.algorithm} on {self.config.dataset}: {', '.join(shown)}>"
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy in percent of the delivered model."""
-        return self._evaluation.delivered.accuracy
+        """Test accuracy in percent of the delivered model.
+
+        Raises:
+            NoAccuracyError: targets are no classes. It is an AttributeError, too.
+        """
+        return self._scored.delivered.accuracy
 
     @property
-    def _evaluation(self) -> Evaluation:
-        """Of the last round, which always has one."""
-        return next(record.evaluation for record in reversed(self.records) if record.evaluation)
+    def loss(self) -> float:
+        """Mean test loss of the delivered model."""
+        return self._scored.delivered.loss
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the delivered model on the test set, by name; accuracy among them where targets are classes."""
+        return self._scored.delivered.metrics
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was measured, a dict per round. A round that was not scored (`eval_every`) has no scores in it."""
+        return [record.as_json() for record in self.records]
+
+    def frame(self) -> "pandas.DataFrame":
+        """The history as a pandas table, a row per round.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError(
+                "result.frame() needs pandas: pip install 'fedrp[frame]', or use result.history"
+            ) from None
+        return pandas.DataFrame(self.history).set_index("round")
+
+    @property
+    def _scored(self) -> Evaluation:
+        """Of the round whose model is delivered, which always has one."""
+        found = (record.evaluation for record in self.records if record.round == self.delivered_round)
+        return next(evaluation for evaluation in found if evaluation)
 
     def as_json(self) -> dict[str, Any]:
         """The result as one JSON object; bytes are per client that took part and round, unless said otherwise."""
-        config, last = self.config.stored, self._evaluation
+        config = self.config.stored
         used = sum(record.participants for record in self.records)
         pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
         traffic = self.last_traffic
@@ -177,6 +203,7 @@ class RunResult:
             "model": config.model,
             "clients": config.clients,
             "rounds": config.rounds,
+            "rounds_done": len(self.records),
             "local_epochs": config.local_epochs,
             "parameters": self.parameters,
             "dim": config.dim if self.secret else None,
@@ -191,11 +218,10 @@ class RunResult:
             "momentum": config.momentum,
             "rho": config.rho,
             "seed": config.seed,
-            "accuracy": last.delivered.accuracy,
-            "accuracy_client_mean": last.client_mean,
-            "accuracy_client_min": last.client_min,
-            "accuracy_client_max": last.client_max,
-            "accuracy_average": last.average.accuracy,
+            "headline": self.headline.name,
+            "goal": self.headline.goal,
+            "delivered_round": self.delivered_round,
+            **self._scored.as_json(),
             **_per_client(traffic, pairs),
             "bytes_keys_per_client": (traffic.keys_up + traffic.keys_down) / (config.clients * len(self.records)),
             "epsilon": quoted.epsilon if quoted else None,
@@ -204,6 +230,8 @@ class RunResult:
             "adjacency": quoted.adjacency.value if quoted else None,
             "privacy": [statement.as_json() for statement in self.privacy],
             "warnings": list(self.warnings),
+            "signal_to_noise": self.outlook and self.outlook.signal_to_noise,
+            "outlook": self.outlook and self.outlook.expectation.value,
             "noise_multiplier": config.noise_multiplier,
             "clip": config.clip,
             "ball": config.ball,
@@ -212,5 +240,5 @@ class RunResult:
             "seconds_per_round": training / len(self.records),
             "images_per_second": self.images_per_round * len(self.records) / training,
             "peak_rss_mb": self.peak_rss_mb,
-            "history": [record.as_json() for record in self.records],
+            "history": self.history,
         }

@@ -9,15 +9,16 @@ checkpoint are dropped.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save as packed
 
-from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.run import Resolved
 from fedrp.config.toml import to_json
 from fedrp.errors import ConfigError, DataError, SiteError
 from fedrp.files import (
@@ -33,10 +34,11 @@ from fedrp.files import (
 )
 from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
+from fedrp.learning.pixels import Pixels, floats
 from fedrp.protocol.server_state import Server
 from fedrp.simulation.population import End, Population
 from fedrp.simulation.result import RoundRecord, RunResult
-from fedrp.storage.begun import require_same_settings, settings_of
+from fedrp.storage.begun import more_rounds, require_extensible, require_same_settings, settings_of
 from fedrp.storage.server_state import (
     HEAD_FILE,
     ROUNDS_FOLDER,
@@ -47,12 +49,13 @@ from fedrp.storage.server_state import (
 )
 
 CONFIG_FILE = "config.json"
-COMPARISON_FILE = "compare.json"
 _TASK_FILE = "task.json"
 _RESULT_FILE = "result.json"
 _MODEL_FILE = "model.safetensors"
+_LAST_FILE = "last.safetensors"  # beside it, where it is that of the best round
 _SUMS_FILE = "sums.json"
 _PREFIX = "round-"
+_BLOCK = 4096  # examples whose sum is taken at once
 RESUME = "resume with the same"
 
 
@@ -67,10 +70,17 @@ class Fingerprint(NamedTuple):
         """Read every example once."""
         data = hashlib.sha256()
         for tensor in (tensor for part in (*clients, test) for tensor in part):
-            data.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            data.update(tensor.detach().cpu().contiguous().numpy().data)
+            # Of pixels the numbers that they stand for, as folders of all versions have it; not of all at once.
+            kind = torch.float32 if isinstance(tensor, Pixels) else tensor.dtype
+            data.update(f"{kind}{tuple(tensor.shape)}".encode())
+            for start in range(0, len(tensor), _BLOCK):
+                block = floats(tensor[start : start + _BLOCK])
+                data.update(block.detach().cpu().contiguous().numpy().data)
         names = json.dumps([(name, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)])
         return cls(data.hexdigest(), hashlib.sha256(names.encode()).hexdigest())
+
+
+Files = Mapping[str, bytes]  # by name, to be kept with a checkpoint
 
 
 class Progress(NamedTuple):
@@ -106,13 +116,20 @@ class RunFolder:
         root = self.root
         if self._config_file.exists():
             if not resume:
-                raise ConfigError(f"{root} already holds a run: add --resume to go on with it, or give another --out")
-            known = read_json(self._config_file, way_out(root))
-            require_same_settings(known, settings_of(config), str(root), RESUME)
+                raise ConfigError(
+                    f"{root} already holds a run: go on with resume=True, or give another folder, out=..."
+                )
+            known, given = read_json(self._config_file, way_out(root)), settings_of(config)
+            more = more_rounds(known, given)
+            if more:
+                require_extensible(config, known["rounds"], str(root))
+            require_same_settings({**known, **more}, given, str(root), RESUME)
             self._require_task(task)
+            if more:
+                begin_folder(root, CONFIG_FILE, to_json(config))
         else:  # the config last: a folder that has one holds a run
-            _begin(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
-            _begin(root, CONFIG_FILE, to_json(config))
+            begin_folder(root, _TASK_FILE, json.dumps(task._asdict(), indent=2))
+            begin_folder(root, CONFIG_FILE, to_json(config))
         if self.checkpoint() is None:  # killed in the first round: it begins anew
             if _finished(root):
                 raise DataError(f"{root} has lost its checkpoint: {way_out(root)}")
@@ -124,10 +141,12 @@ class RunFolder:
         known = read_json(self.root / _TASK_FILE, way_out(self.root))
         if known.get("model") != task.model:
             raise ConfigError(
-                f"{self.root} was started with another model: resume with that one, or give another --out"
+                f"{self.root} was started with another model: resume with that one, or give another folder, out=..."
             )
         if known.get("data") != task.data:
-            raise ConfigError(f"{self.root} was started with other data: resume with the same, or give another --out")
+            raise ConfigError(
+                f"{self.root} was started with other data: resume with the same, or give another folder, out=..."
+            )
 
     def checkpoint(self) -> Path | None:
         """The newest complete checkpoint, sound or not."""
@@ -138,10 +157,17 @@ class RunFolder:
         found = (path for path in self._checkpoints.glob(f"{_PREFIX}*") if path.suffix != ".partial")
         return sorted(found, reverse=True)
 
-    def save(self, clients: Population[End], record: RoundRecord, seconds: float, server: Server | None = None) -> None:
+    def save(
+        self,
+        clients: Population[End],
+        record: RoundRecord,
+        seconds: float,
+        files: Files,
+        server: Server | None = None,
+    ) -> None:
         """Write a round: its metrics, then its checkpoint; then remove older checkpoints.
 
-        `seconds` are those of all rounds, `server` is there unless every client is alone.
+        `seconds` are those of all rounds, `server` is there unless every client is alone; `files` are the caller's.
 
         Raises:
             SiteError: the disk is full, or the folder not writable any more. The last checkpoint is still there.
@@ -157,10 +183,9 @@ class RunFolder:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             sums = clients.save(partial)
-            if server:
-                head = packed_head(server)
-                write_content(partial / HEAD_FILE, head, SHARED)
-                sums[HEAD_FILE] = hashlib.sha256(head).hexdigest()
+            for name, data in {**files, **({HEAD_FILE: packed_head(server)} if server else {})}.items():
+                write_content(partial / name, data, SHARED)
+                sums[name] = hashlib.sha256(data).hexdigest()
             metrics = sha256_of(self._metrics_file)
             told = {"seconds": seconds, "metrics": metrics, "files": sums}
             write_content(partial / _SUMS_FILE, json.dumps(told, indent=2).encode(), SHARED)
@@ -234,11 +259,15 @@ class RunFolder:
     def _unreadable(self, checkpoint: Path, reason: str) -> DataError:
         return DataError(f"the checkpoint {checkpoint} cannot be read ({reason}): {way_out(self.root)}")
 
-    def finish(self, result: RunResult) -> None:
-        """Write the result and the delivered model, as its module's `state_dict` names it."""
-        model = packed(result.state)
+    def finish(self, result: RunResult, best: bool) -> None:
+        """Write the result and the delivered model, as its module's `state_dict` names it; if it is the best, the last.
+
+        What an earlier sitting delivered is replaced.
+        """
         with writing(self.root):
-            replace_file(self.root / _MODEL_FILE, model, SHARED)
+            replace_file(self.root / _MODEL_FILE, packed(result.state), SHARED)
+            if best:
+                replace_file(self.root / _LAST_FILE, packed(result.last_state), SHARED)
             replace_file(self.root / _RESULT_FILE, json.dumps(result.as_json(), indent=2).encode(), SHARED)
 
     @property
@@ -269,43 +298,12 @@ def begun_settings(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: there is no run, or it was started with other settings than were given.
     """
     if not (root / CONFIG_FILE).exists():
-        raise ConfigError(f"{root} holds no run to go on with: correct --out, or leave out --resume to start one")
+        raise ConfigError(f"{root} holds no run to go on with: correct out, or leave out resume to start one")
     known = read_json(root / CONFIG_FILE, way_out(root))
     if "dp_epsilon" in given:  # what is kept is the noise that follows from it: it is found again, then compared
         known = {name: value for name, value in known.items() if name not in ("dp_epsilon", "noise_multiplier")}
+    known |= more_rounds(known, given)  # whether it may have them is known when all settings are
     compared = {name: value for name, value in given.items() if name in known}
-    require_same_settings(known, compared, str(root), RESUME)
-    return {**known, **given}
-
-
-# --- several runs, compared ----------------------------------------------------------------------------------------
-
-
-def begin_comparison(root: Path, algorithms: Sequence[str], shared: RunConfig, resume: bool) -> None:
-    """Keep what a comparison was asked for, so that it can be resumed without asking again.
-
-    Raises:
-        ConfigError: there is one already, or a run of one of its algorithms, and `resume` was not asked for.
-    """
-    kept = [root / COMPARISON_FILE, *(root / name / CONFIG_FILE for name in algorithms)]
-    if not resume and any(path.exists() for path in kept):
-        raise ConfigError(f"{root} already holds a comparison: add --resume to go on with it, or give another --out")
-    settings = {"algorithms": ",".join(algorithms), **settings_of(shared)}
-    _begin(root, COMPARISON_FILE, json.dumps(settings, indent=2))
-
-
-def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, and for the rest the settings of the comparison in `root`. Algorithms may be added to it.
-
-    Raises:
-        ConfigError: there is none, or it was started with other settings than were given.
-    """
-    if not (root / COMPARISON_FILE).exists():
-        if any(root.glob(f"*/{CONFIG_FILE}")):  # of an earlier version, which kept those of the runs only
-            return dict(given)
-        raise ConfigError(f"{root} holds no comparison to go on with: correct --out, or leave out --resume")
-    known = read_json(root / COMPARISON_FILE, "remove it and give all options again")
-    compared = {name: value for name, value in given.items() if name in known and name != "algorithms"}
     require_same_settings(known, compared, str(root), RESUME)
     return {**known, **given}
 
@@ -313,7 +311,7 @@ def begun_comparison(root: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def _begin(root: Path, name: str, text: str) -> None:
+def begin_folder(root: Path, name: str, text: str) -> None:
     """Make a folder with the file that says what it is."""
     with beginning(root):
         root.mkdir(parents=True, exist_ok=True)
@@ -327,7 +325,7 @@ def _finished(root: Path) -> bool:
 def way_out(root: Path) -> str:
     """What to do about a run that cannot be gone on with."""
     if _finished(root):
-        return f"start again with another --out; {_MODEL_FILE} and {_RESULT_FILE} there are complete"
+        return f"{_MODEL_FILE} and {_RESULT_FILE} there are complete; start again in another folder, out=..."
     return f"remove {root} and start again"
 
 

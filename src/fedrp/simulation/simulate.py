@@ -6,56 +6,72 @@ A run folder holds `config.json`, `metrics.jsonl` (a line per round), `checkpoin
 
 import contextlib
 import dataclasses
+import functools
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import nn
 
 from fedrp.algorithms.given_start import require_hidden_start
+from fedrp.algorithms.outlook import Outlook, announced_outlook
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.backends.choice import open_backend
 from fedrp.backends.workers import Backend
-from fedrp.config.run import Resolved, RunConfig
-from fedrp.config.speed import Speed
+from fedrp.config.checks import require_choice
+from fedrp.config.run import RunConfig
+from fedrp.config.speed import Speed, chosen_workers
 from fedrp.engines.calibration import Workload, choose_engine
-from fedrp.errors import ConfigError, DivergenceError
-from fedrp.learning.evaluate import Evaluation
+from fedrp.errors import ConfigError
 from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
-from fedrp.learning.preflight import preflight
-from fedrp.learning.task import Task, examples, split_among_clients
+from fedrp.learning.preflight import preflight, require_device
+from fedrp.learning.task import Task, examples, split_already, split_among_clients
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
+from fedrp.progress import Show, asked_for
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
+from fedrp.simulation.arguments import require_arguments
 from fedrp.simulation.carrier import NoStore, SimulatedCarrier
 from fedrp.simulation.clients import Clients, Tap
 from fedrp.simulation.identities import simulated_coins, simulated_roster, simulated_run_id
 from fedrp.simulation.kept_engine import keep_engine, kept_engine
-from fedrp.simulation.population import End, Population, ShardSetup, grouped, set_threads
+from fedrp.simulation.measures import (
+    KEEPS,
+    Best,
+    Course,
+    OnRound,
+    RoundModel,
+    Stop,
+    better_of,
+    delivered_model,
+    evaluate,
+    headline_of,
+    look_for_divergence,
+    measured,
+    require_callback,
+)
+from fedrp.simulation.population import End, ShardSetup, grouped, set_threads
 from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
-from fedrp.simulation.runfolder import Fingerprint, Progress, RunFolder
+from fedrp.simulation.runfolder import RESUME, Files, Fingerprint, Progress, RunFolder
 from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
 
-OnRound = Callable[[RoundRecord], None]
-
 _PORTION = 250  # clients
-_DIVERGED = 100.0  # times the loss of an untrained model (plus 1)
 
 
 def simulate(
@@ -67,53 +83,96 @@ def simulate(
     on_round: OnRound | None = None,
     tap: Tap | None = None,
     backend: Backend | None = None,
+    keep: str = "last",
+    progress: bool | Show = False,
 ) -> RunResult:
     """Train a task with the configured algorithm and return what came of it.
 
-    `tap` is on the wire, see `Tap`. `backend` is one that is open already (`fedrp.backends.choice.open_backend`), so
-    that several runs share its workers.
+    Args:
+        config: everything that decides the outcome.
+        task: what is learned.
+        speed: how it is computed.
+        out: folder to keep the run in.
+        resume: go on with the run in `out`. It may be given more rounds, unless a promise was made for those it had.
+        on_round: called after each round with its record and its model, which is built if it is called: `model()`. The
+            run ends where it returns `fedrp.Stop`.
+        tap: on the wire, see `Tap`.
+        backend: one that is open already (`fedrp.backends.choice.open_backend`), to share its workers among runs.
+        keep: which model is delivered: that of the last round, or of the best by the headline of the task.
+        progress: show how far the run is; or what shows it, from `fedrp.progress.showing`.
 
     Guarantees: the result is a function of `config`, `task` and the engine alone, whatever the number and kind of
     workers, and whether or not the run was killed and resumed in between. Engines differ in the last digits.
     """
     speed = speed or Speed()
-    if resume and out is None:
-        raise ConfigError("resume=True needs out, the folder of the run to go on with")
+    require_arguments(config, task, speed, out, resume, {"on_round": on_round, "tap": tap})
+    require_choice("keep", keep, KEEPS)
+    require_callback(on_round)
     require_device(speed.device)
     began = time.monotonic()
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
-    untrained = preflight(
-        task.model, task.loss, task.correct, list(setup.data.values()), setup.test, torch.device(speed.device)
-    )
+    parts, owners = list(setup.data.values()), list(split_already(task))
+    untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, torch.device(speed.device), owners)
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
+    outlook = announced_outlook(setup.config, layout.size, task.model)
     records: list[RoundRecord] = []
+    best: Best | None = None
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far
-    with _opened(out, setup, layout, resume) as folder, _computing(setup, layout.size, folder, tap, backend) as course:
+    with (
+        _opened(out, setup, layout, resume) as folder,
+        _computing(setup, layout.size, folder, tap, backend) as course,
+        asked_for(progress, setup.config.algorithm, setup.config.rounds) as show,
+    ):
         if folder and folder.checkpoint():
-            _, records, earlier = course.take_up(folder)
-            seconds = earlier
+            checkpoint, records, earlier = course.take_up(folder)
+            seconds, best = earlier, Best.read(checkpoint, setup.run)
+            keep = _kept_so_far(folder, keep, best, records)
         for trained in course.rounds():
-            record = _measured(setup, trained, course)
-            _look_for_divergence(setup.config, record, untrained)
+            record = measured(setup, trained, course)
+            look_for_divergence(setup.config, record, untrained)
             records.append(record)
+            if keep == "best":
+                best = better_of(best, record, task, functools.partial(delivered_model, setup.config, course))
             seconds = earlier + time.monotonic() - began
             if folder:
-                course.keep(folder, record, seconds)
-            if on_round:
-                on_round(record)
-        result = _finish(course, setup, records, layout.size, privacy, seconds)
+                course.keep(folder, record, seconds, best.files(setup.run) if best else {})
+            show(setup.config.algorithm, record.round, _shown(task, record), record.seconds)
+            if on_round and _stopped(on_round, record, setup, course):
+                break
+        if records[-1].round < setup.config.rounds:  # it was stopped, and measured as one of many rounds
+            records[-1] = records[-1]._replace(evaluation=evaluate(setup.config, course, all_clients=True))
+        result = _finish(course, setup, task, records, layout.size, privacy, outlook, seconds, best)
         if folder:
-            folder.finish(result)
+            folder.finish(result, best is not None)
     return result
 
 
-def require_device(name: str) -> None:
-    """Refuse a device that torch does not have here."""
+def _kept_so_far(folder: RunFolder, keep: str, best: Best | None, records: Sequence[RoundRecord]) -> str:
+    """A run goes on keeping what it began to keep."""
+    if keep == "best" and best is None and any(record.evaluation for record in records):
+        raise ConfigError(f"{folder.root} was started with keep='last', its earlier models are gone: {RESUME}")
+    return "best" if best else keep
+
+
+def _shown(task: Task, record: RoundRecord) -> str:
+    scored = record.evaluation and record.evaluation.delivered
+    return headline_of(task, scored).text(scored) if scored else "not scored"
+
+
+def _stopped(on_round: OnRound, record: RoundRecord, setup: ShardSetup, course: Course[End]) -> bool:
+    """Whether the callback asks for the end."""
+
+    def build() -> nn.Module:
+        module = built(setup.factory)
+        module.load_state_dict(course.clients.state(delivered_model(setup.config, course)))
+        return module
+
+    model = RoundModel(record.round, build)
     try:
-        torch.zeros(1, device=torch.device(name)).item()  # on "meta" there is nothing to read
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises any of them, by kind of device
-        raise ConfigError(f"device '{name}' is not available here: use --device cpu") from None
+        return on_round(record, model) is Stop
+    finally:
+        model.close()
 
 
 def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> ShardSetup:
@@ -124,8 +183,10 @@ def _setup(config: RunConfig, task: Task, speed: Speed, parameters: int) -> Shar
     data = dict(enumerate(split_among_clients(task, config)))
     run = simulated_run_id(config)
     groups = grouped(config.clients, parameters)
+    work = sum(len(part.y) for part in data.values()) * config.local_epochs * config.rounds * config.participation
+    speed = dataclasses.replace(speed, workers=chosen_workers(speed, round(work * parameters)))
     test = examples(task.test, "the test set")
-    return ShardSetup(config, speed, run, task.model, task.loss, task.correct, groups, data, test)
+    return ShardSetup(config, speed, run, task.model, task.loss, dict(task.metrics), groups, data, test)
 
 
 @contextmanager
@@ -142,7 +203,7 @@ def _opened(out: str | Path | None, setup: ShardSetup, layout: Layout, resume: b
 @contextmanager
 def _computing(
     setup: ShardSetup, parameters: int, folder: RunFolder | None, tap: Tap | None, given: Backend | None
-) -> Iterator["Course[Any]"]:
+) -> Iterator[Course[Any]]:
     """The clients at work; after that, this process has as many threads as before."""
     with contextlib.ExitStack() as afterwards:
         afterwards.callback(torch.set_num_threads, torch.get_num_threads())
@@ -174,34 +235,44 @@ def _with_engine(setup: ShardSetup, folder: RunFolder | None) -> ShardSetup:
     return setup._replace(speed=dataclasses.replace(speed, engine=engine))
 
 
+def _finish(
+    course: Course[End],
+    setup: ShardSetup,
+    task: Task,
+    records: list[RoundRecord],
+    parameters: int,
+    privacy: tuple[Guarantee, ...],
+    outlook: Outlook | None,
+    seconds: float,
+    best: Best | None,
+) -> RunResult:
+    last = records[-1].round
+    scored = next(record.evaluation for record in reversed(records) if record.evaluation)
+    model = best.model if best else delivered_model(setup.config, course)
+    state = course.clients.state(model)
+    behind = best is not None and best.round != last
+    examples_held = sum(len(data.y) for data in setup.data.values())
+    return RunResult(
+        config=setup.config,
+        parameters=parameters,
+        secret=course.secret,
+        records=tuple(records),
+        last_traffic=course.last_traffic(),
+        privacy=privacy,
+        warnings=delta_warnings(privacy, setup.config.clients, examples_held),
+        outlook=outlook,
+        model=model,
+        seconds=seconds,
+        images_per_round=examples_held * setup.config.local_epochs * setup.config.participation,
+        peak_rss_mb=course.clients.peak_memory(),
+        state=state,
+        headline=headline_of(task, scored.delivered),
+        delivered_round=best.round if best else last,
+        last_state=course.clients.state(delivered_model(setup.config, course)) if behind else state,
+    )
+
+
 # --- how rounds are done ---------------------------------------------------------------------------------------------
-
-
-class Course(Protocol[End]):
-    """A run on its way from round to round: `Federated` by the protocol, or every client `Alone`."""
-
-    @property
-    def clients(self) -> Population[End]:
-        """All of them."""
-
-    @property
-    def secret(self) -> bool:
-        """Whether clients share secret matrices."""
-
-    def rounds(self) -> Iterator[Trained]:
-        """The rounds that are left."""
-
-    def ends(self, clients: Sequence[int]) -> Mapping[int, End]:
-        """What clients would be told if the run ended now."""
-
-    def last_traffic(self) -> Traffic:
-        """Of what all clients are told at the end."""
-
-    def take_up(self, folder: RunFolder) -> Progress:
-        """Go on after the last round that is in a folder."""
-
-    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
-        """Write a round into a folder."""
 
 
 @dataclass
@@ -256,93 +327,11 @@ class Federated:
         self.server = folder.load_server(self.server, progress.checkpoint)
         return progress
 
-    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float) -> None:
-        """Write a round into a folder."""
-        folder.save(self.clients, record, seconds, self.server)
+    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float, files: Files) -> None:
+        """Write a round into a folder, with files of the caller's."""
+        folder.save(self.clients, record, seconds, files, self.server)
 
 
 def seeded_coins(server: Server) -> Coins:
     """What chooses participants; here it must be the same in every run with this seed."""
     return simulated_coins(server.config, server.round + 1)
-
-
-# --- what is measured ------------------------------------------------------------------------------------------------
-
-
-def _measured(setup: ShardSetup, trained: Trained, course: Course[End]) -> RoundRecord:
-    """What is recorded of a round, with the scores of its models if it is the turn of this round, or the last."""
-    began, last = time.monotonic(), trained.round == setup.config.rounds
-    due = last or trained.round % setup.speed.eval_every == 0
-    evaluation = evaluate(setup.config, course, all_clients=last) if due else None
-    return RoundRecord(**trained._asdict(), evaluation=evaluation, evaluation_seconds=time.monotonic() - began)
-
-
-def _look_for_divergence(config: Resolved, record: RoundRecord, untrained: float) -> None:
-    """Compare the loss after a round with that of an untrained model: within a round each client looks for itself.
-
-    With noise a bad model may be all that can be had, so only one that is none is refused (it is made of noised sums,
-    so this tells nothing more). With a ball a stop would tell of a client's data: it is only logged.
-    """
-    if record.evaluation is None:
-        return
-    loss = record.evaluation.delivered.loss
-    if math.isfinite(loss) and loss <= _DIVERGED * (1 + abs(untrained)):
-        return
-    text = (
-        f"training diverged: the test loss after round {record.round} is {loss:.3g}, "
-        f"of an untrained model about {untrained:.3g} (lr={config.lr}): lower --lr"
-    )
-    if config.private:
-        text += ", --clip or the noise"
-    if not config.ball and not (config.private and math.isfinite(loss)):
-        raise DivergenceError(text)
-    _log.warning("%s (the run goes on)", text)
-
-
-def evaluate(config: Resolved, course: Course[End], all_clients: bool) -> Evaluation:
-    """Score the models of the last completed round: what would be delivered if the run ended now."""
-    clients, chosen = course.clients, delivering_client(config)
-    if method_of(config).delivers == "consensus":
-        delivered = clients.score(course.ends([chosen]))[chosen]
-        same = delivered.accuracy
-        return Evaluation(delivered, delivered, same, same, same)
-    ends = course.ends(range(config.clients))
-    scores = clients.score(ends if all_clients else {chosen: ends[chosen]})
-    average = clients.score_model(clients.average(ends))
-    if not all_clients:
-        return Evaluation(scores[chosen], average)
-    accuracies = [score.accuracy for score in scores.values()]
-    mean = sum(accuracies) / len(accuracies)
-    return Evaluation(scores[chosen], average, mean, min(accuracies), max(accuracies))
-
-
-def delivering_client(config: Resolved) -> int:
-    """The client whose model is delivered where every client keeps its own: drawn at random, once per run."""
-    return int(RunSeed(config.seed).generator("delivered").integers(config.clients))
-
-
-def _finish(
-    course: Course[End],
-    setup: ShardSetup,
-    records: list[RoundRecord],
-    parameters: int,
-    privacy: tuple[Guarantee, ...],
-    seconds: float,
-) -> RunResult:
-    chosen = delivering_client(setup.config)
-    model = course.clients.final_models(course.ends([chosen]))[chosen]
-    examples_held = sum(len(data.y) for data in setup.data.values())
-    return RunResult(
-        config=setup.config,
-        parameters=parameters,
-        secret=course.secret,
-        records=tuple(records),
-        last_traffic=course.last_traffic(),
-        privacy=privacy,
-        warnings=delta_warnings(privacy, setup.config.clients, examples_held),
-        model=model,
-        seconds=seconds,
-        images_per_round=examples_held * setup.config.local_epochs * setup.config.participation,
-        peak_rss_mb=course.clients.peak_memory(),
-        state=course.clients.state(model),
-    )

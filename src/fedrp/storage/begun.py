@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from fedrp.config.run import RunConfig
-from fedrp.config.toml import to_json
+from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.toml import from_settings, to_json
 from fedrp.errors import ConfigError
 
 
@@ -23,3 +24,38 @@ def require_same_settings(begun: Mapping[str, object], given: Mapping[str, objec
     for name, value in given.items():
         if begun.get(name) != value:
             raise ConfigError(f"{what} was started with {name}={begun.get(name)}, not {value}: {way_out}")
+
+
+def more_rounds(begun: Mapping[str, object], given: Mapping[str, object]) -> dict[str, int]:
+    """The number of rounds that is given, if it is more than a run was started with."""
+    before, now = begun.get("rounds"), given.get("rounds")
+    return {"rounds": now} if isinstance(before, int) and isinstance(now, int) and now > before else {}
+
+
+def require_extensible(config: Resolved, rounds: int, what: str) -> None:
+    """Refuse more rounds where something that was promised or agreed on depends on their number.
+
+    Raises:
+        ConfigError: an epsilon was stated for them, or masks were bound to them.
+    """
+    if config.noise_multiplier or config.bounded:
+        raise ConfigError(
+            f"{what} was started with rounds={rounds}, and its epsilon holds for these alone, more would spend more: "
+            "start a new run with more"
+        )
+    if config.secure_aggregation:
+        raise ConfigError(
+            f"{what} was started with rounds={rounds}, its masks are bound to all settings: start a new run with more"
+        )
+
+
+def begun_config(folder: Path) -> RunConfig:
+    """The settings of the run in a folder.
+
+    Raises:
+        ConfigError: it holds none that can be read.
+    """
+    try:
+        return from_settings(RunConfig, dict(json.loads((folder / "config.json").read_text())))
+    except (OSError, ValueError, TypeError):
+        raise ConfigError(f"{folder} is not the folder of a run: it has no readable config.json") from None

@@ -11,6 +11,9 @@ from typing import Any
 from fedrp.errors import SiteError
 from fedrp.files import PRIVATE, write_atomically
 
+FAILURES = "failures.jsonl"
+_SHOWN = 5
+
 
 def write_status(folder: Path, status: Mapping[str, object]) -> None:
     """Write `status.json`, with the time."""
@@ -32,9 +35,27 @@ def read_status(folder: Path) -> dict[str, Any]:
 def statuses(folder: Path) -> list[dict[str, Any]]:
     """The status of every run below a state folder, or of the one run that is in it; the latest last."""
     found = [read_status(path.parent) for path in [*folder.glob("status.json"), *folder.glob("*/status.json")]]
-    if not found:
+    if not found and not failures(folder):
         raise SiteError(f"{folder} holds no status: give the state folder of a site, or the store of a server")
     return sorted(found, key=lambda status: str(status.get("updated")))
+
+
+def failures(folder: Path) -> list[dict[str, Any]]:
+    """The last failures of a site, the latest last."""
+    try:
+        lines = (folder / FAILURES).read_text().splitlines()[-_SHOWN:]
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise SiteError(f"{folder / FAILURES} cannot be read ({error}): move it away") from None
+    return [entry for line in lines if isinstance(entry := _parsed(line), dict)]
+
+
+def _parsed(line: str) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:  # half a line, as a full disk leaves it
+        return None
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:

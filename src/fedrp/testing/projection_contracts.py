@@ -5,6 +5,7 @@ import pickle  # only to see that it is refused
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from fedrp.config.checks import require_choice
 from fedrp.crypto.secret import SecretKey
@@ -108,6 +109,21 @@ def stacks_and_layouts_are_irrelevant(family: str) -> None:
     require(projection.forward(stack[:0]).shape == (0, 20), "an empty stack has no empty image")
 
 
+def tensors_of_a_device_are_projected_alike(family: str) -> None:
+    """A as tensors (`native`), where a family has that, is the same matrix: to the bit of a float64 product."""
+    for columns, rows in SHAPES:
+        projection = make_projection(family, KEY, columns, rows)
+        operator = projection.native(torch.device("cpu"))
+        if operator is None:
+            continue
+        matrix = dense(projection).astype(float)
+        vectors, thetas = normal(3, columns).astype(float), normal(3, rows, seed=1).astype(float)
+        reach = 1e-12 * projection.norm_bound * columns
+        images, preimages = operator.forward(torch.from_numpy(vectors)), operator.adjoint(torch.from_numpy(thetas))
+        np.testing.assert_allclose(images.numpy(), vectors @ matrix.T, rtol=0, atol=reach)
+        np.testing.assert_allclose(preimages.numpy(), thetas @ matrix, rtol=0, atol=reach)
+
+
 def wrong_arrays_and_dimensions_are_refused(family: str) -> None:
     """With one line that names what is wrong."""
     projection = make_projection(family, KEY, 100, 10)
@@ -149,6 +165,7 @@ PROJECTION_CONTRACTS: tuple[Callable[[str], None], ...] = (
     one_bit_of_the_key_changes_everything,
     lengths_are_kept_on_average,
     stacks_and_layouts_are_irrelevant,
+    tensors_of_a_device_are_projected_alike,
     wrong_arrays_and_dimensions_are_refused,
     a_projection_does_not_leak,
     its_tag_is_its_own,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from fedrp.learning.objective import Examples
+from fedrp.learning.pixels import Pixels, Scale
 
 _MOST_BLOCKS = 16  # that are sent as they are
 
@@ -26,14 +27,21 @@ class _Blocks:
     """Flat tensors, and where in them the tensors of each client lie."""
 
     def __init__(self, data: Mapping[int, Examples], joined: bool) -> None:
-        tensors: _Tensors = {(client, field): part[field] for client, part in data.items() for field in range(2)}
+        tensors: dict[tuple[int, int], torch.Tensor] = {}
+        self._scales: dict[int, Scale] = {}  # of clients whose inputs are bytes
+        for client, part in data.items():
+            if isinstance(part.x, Pixels):
+                self._scales[client] = part.x.scale
+            tensors[client, 0] = part.x.raw if isinstance(part.x, Pixels) else part.x
+            tensors[client, 1] = part.y
         self._flat, self._places = _mapped(_joined(tensors) if joined else tensors)
         if len(self._flat) > _MOST_BLOCKS:
             self._flat, self._places = _mapped(_joined(tensors))
 
     def examples(self, client: int) -> Examples:
         """What a client holds, as views."""
-        return Examples(self._view(self._places[client, 0]), self._view(self._places[client, 1]))
+        x, y = (self._view(self._places[client, field]) for field in range(2))
+        return Examples(Pixels(x, self._scales[client]) if client in self._scales else x, y)
 
     def _view(self, place: _Place) -> torch.Tensor:
         return self._flat[place.block].as_strided(place.shape, place.stride, place.offset)

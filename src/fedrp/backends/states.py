@@ -14,7 +14,7 @@ State = TypeVar("State")
 
 def budget_of(speed: Speed) -> int:
     """Bytes that the states of one worker's clients may take in memory."""
-    return speed.client_memory * 2**20 // speed.workers
+    return speed.client_memory * 2**20 // (speed.workers or 1)
 
 
 class StateStore(Generic[State]):

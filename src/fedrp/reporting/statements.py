@@ -1,0 +1,85 @@
+"""Statements about privacy on the terminal: a table of all adversaries, a line to quote for each, what they assume."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from fedrp.privacy.bounds import MEANINGS
+from fedrp.privacy.report import ProjectionReport
+
+Statement = Mapping[str, Any]  # `Guarantee.as_json()`, as a result has it
+
+
+def quote(item: Statement, marks: Sequence[int] = ()) -> str:
+    """One line that can stand alone: against whom, how much, by which bound, for which neighbours, or why nothing."""
+    if item["epsilon"] is None:
+        return f"against {item['adversary']}: no guarantee ({item['reason']})"
+    amount = f"epsilon at most {upwards(item['epsilon'])} at delta {item['delta']:g}"
+    assumed = f"; assuming {' '.join(f'[{mark}]' for mark in sorted(marks))}" if marks else ""
+    named = f" ({item['bound']} bound)" if item["epsilon"] else ""
+    return f"against {item['adversary']}: {amount}{named}; neighbours: {item['adjacency']}{assumed}"
+
+
+def upwards(epsilon: float) -> str:
+    """An upper bound in three digits, never rounded down but for the last digits of a computation."""
+    if epsilon == 0:
+        return "0"
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / step - 1e-6) * step:.3g}"
+
+
+def statement_table(items: Sequence[Statement]) -> Table:
+    """A line per adversary."""
+    table = Table(box=SIMPLE, padding=(0, 1), pad_edge=False)
+    table.add_column("against", overflow="fold")
+    for name in ("epsilon", "delta", "bound"):
+        table.add_column(name, justify="left" if name == "bound" else "right", no_wrap=True)
+    for item in items:
+        numbers = ("none", "", "") if item["epsilon"] is None else _numbers(item)
+        table.add_row(item["adversary"], *numbers)
+    return table
+
+
+def _numbers(item: Statement) -> tuple[str, str, str]:
+    return upwards(item["epsilon"]), f"{item['delta']:g}", item["bound"] if item["epsilon"] else "nothing is seen"
+
+
+def statement_lines(items: Sequence[Statement]) -> list[str]:
+    """A line to quote per adversary, then what the bounds are and what is assumed, each once."""
+    proved = [item for item in items if item["epsilon"] is not None]
+    assumptions = list(dict.fromkeys(text for item in proved for text in item["assumptions"]))
+    marks = {text: number for number, text in enumerate(assumptions, 1)}
+    lines = ["to quote:"]
+    for item in items:
+        own = item["assumptions"] if item in proved else []
+        lines.append(f"  {quote(item, [marks[text] for text in own])}")
+    named = dict.fromkeys(item["bound"] for item in proved if item["epsilon"])
+    lines += [f"{name} bound: {MEANINGS[name]}" for name in named if name in MEANINGS]
+    return [*lines, *(f"[{number}] {text}" for text, number in marks.items())]
+
+
+def bound_table(report: ProjectionReport) -> Table:
+    """What every bound says of one projected vector, in one round and in all."""
+    title = f"one vector, m = {report.dim:,}, alpha {report.alpha:.3g}, delta {report.delta:g}: epsilon at most"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1), pad_edge=False)
+    table.add_column("bound")
+    once = {
+        "paper": report.paper_epsilon,
+        "exact": report.exact_epsilon,
+        "renyi": report.renyi_epsilon,
+        "pld": report.pld_epsilon,
+    }
+    columns = {"1 round": once}
+    if report.rounds > 1:
+        columns[f"{report.rounds:,} rounds"] = report.composed
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    table.add_column("what it is", overflow="fold")
+    for name, meaning in MEANINGS.items():
+        found = [column.get(name) for column in columns.values()]
+        if any(epsilon is not None for epsilon in found):
+            table.add_row(name, *("" if epsilon is None else upwards(epsilon) for epsilon in found), meaning)
+    return table

@@ -1,0 +1,45 @@
+"""Learning rates that follow the run: FedAvg's by local steps, the subspace mode's by how coarse the aggregate is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedrp import RunConfig, simulate
+from fedrp.algorithms import fedavg, subspace
+from fedrp.algorithms.resolve import resolved
+from fedrp.errors import ConfigError
+from helpers import tiny_config, tiny_task
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(1, 0.4), (10, 0.4), (20, 0.2), (40, 0.1), (500, 0.1)])
+def test_fedavg_takes_longer_steps_where_a_round_has_few(steps: int, rate: float) -> None:
+    assert fedavg.step_size(0.1, steps) == pytest.approx(rate)
+
+
+def test_a_learning_rate_that_is_given_is_used_as_it_is() -> None:
+    assert resolved(RunConfig(algorithm="fedavg"), 99).lr_rule == "steps"
+    assert resolved(RunConfig(algorithm="fedavg", lr=0.1), 99).lr_rule == "fixed"
+    assert resolved(RunConfig(algorithm="fedavg", lr=0.1, lr_rule="steps"), 99).lr_rule == "steps"
+
+
+def test_the_rule_acts_as_the_longer_learning_rate_would() -> None:
+    config = dataclasses.replace(tiny_config("fedavg"), lr=0.02, lr_rule="steps")
+    longer = dataclasses.replace(config, lr=0.08, lr_rule="fixed")  # a few steps a round: four times as long
+    np.testing.assert_array_equal(*(simulate(each, tiny_task()).model for each in (config, longer)))
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lr_rule"):
+        RunConfig(algorithm="fedavg", lr_rule="cosine")
+
+
+def test_few_bits_down_shorten_the_longest_steps_and_no_others() -> None:
+    assert subspace.coarseness(32.0) == 1
+    widths = [0.25, 0.5, 1.0, 2.0, 4.0, 32.0]
+    factors = [subspace.coarseness(bits) for bits in widths]
+    assert factors == sorted(factors, reverse=True)
+    assert subspace.coarseness(1.0) == pytest.approx((np.pi / 2) ** 1.5)
+    short, long = 2.0, 8.0  # norms of A: far below the limit, and at it
+    assert subspace.step_size(0.2, 0.9, short * subspace.coarseness(1.0), 10) == 0.2
+    assert subspace.step_size(0.2, 0.9, long * subspace.coarseness(1.0), 10) == pytest.approx(0.2 / 1.9687, rel=1e-4)
