@@ -1,5 +1,6 @@
 """Progress of runs, for people: bars in a terminal, a line that renews itself in a notebook, else a line per round."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,8 +60,7 @@ def _bars(console: Any, names: Sequence[str], rounds: int) -> Iterator[Show]:
 
 def _renewed_lines(rounds: int) -> Show:
     """By IPython itself: rich would need ipywidgets as well."""
-    from IPython.display import display
-
+    display: Any = importlib.import_module("IPython.display").display  # untyped, where it is there at all
     handles: dict[str, Any] = {}
 
     def show(name: str, round_: int, now: str, seconds: float) -> None:

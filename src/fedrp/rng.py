@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,9 @@ class RunSeed:
     def _digest(self, purpose: str, indices: tuple[int, ...]) -> bytes:
         name = "|".join(["fedrp-run-seed", str(self.value), purpose, *map(str, indices)])
         return hashlib.sha256(name.encode()).digest()
+
+
+def public_words(place: bytes, count: int) -> npt.NDArray[np.uint64]:
+    """Words that everyone knows who knows the place; those of different places are unrelated."""
+    seed = int.from_bytes(hashlib.sha256(b"fedrp public randomness v1|" + place).digest()[:16], "little")
+    return np.random.Philox(key=seed).random_raw(count)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float32]  # (n,) or (m,)
 Precise = npt.NDArray[np.float64]  # the same, before it is rounded
 Words = npt.NDArray[np.uint32]  # an upload as whole numbers modulo 2^32
+Codes = npt.NDArray[np.uint32]  # one of few bits for each number of a vector
 Packets = dict[int, bytes]  # client -> packet
 
 # Of the mark in a message's header, by which the server finds honest clients whose copies differ. Two that differ have

@@ -11,11 +11,12 @@ from fedrp import RunConfig
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.servers import SERVERS
-from fedrp.compression.coding import Halves, MaskedWords, WithExact, coding_of, place_of
-from fedrp.compression.eden import Eden
+from fedrp.compression.coding import Halves, MaskedWords, WithExact, aggregate_coding_of, coding_of, place_of
+from fedrp.compression.eden import TRELLIS, Eden
 from fedrp.compression.lloyd_max import centroids
 from fedrp.compression.packing import pack, packed_bytes, unpack
 from fedrp.compression.spread import gathered, spread
+from fedrp.compression.trellis import trellis_codes, trellis_values
 from fedrp.errors import ConfigError, WireError
 
 # Max (1960), table I: centroids of a standard normal, and the mean squared error that they leave.
@@ -80,10 +81,48 @@ def test_the_error_of_the_code_is_the_published_one(bits: int) -> None:
     assert error == pytest.approx(ERRORS[bits], rel=0.02)
 
 
-@pytest.mark.parametrize("bits", [0.25, 0.5, 1, 2, 4])
-def test_the_code_is_unbiased_and_errors_of_clients_are_independent(bits: float) -> None:
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_a_trellis_comes_close_to_the_bound_of_any_code(bits: int) -> None:
+    """No code of b bits has an error below 4^-b of a normal vector (Shannon 1959), unbiased 1 / (4^b - 1) of it."""
+    vector, coding = heavy_tailed(4064), Eden(4064, bits, TRELLIS)
+    found = [coding.decode(coding.encode(vector, place), place) for place in places(4)]
+    error = np.mean([np.square(each - vector).sum() for each in found]) / np.square(vector).sum()
+    least = 1 / (4**bits - 1)
+    assert least < error < 1.4 * least
+    assert error < 0.7 * ERRORS[bits]
+
+
+def test_a_search_finds_the_closest_string_of_all() -> None:
+    """All 2^10 strings of ten bits tried one by one."""
+    numbers = np.random.default_rng(5).standard_normal(10).astype(np.float32)
+    strings = (np.arange(2**10, dtype=np.uint32)[:, None] >> np.arange(10, dtype=np.uint32)) & 1
+    errors = [np.square(trellis_values(each, 1) - numbers).sum() for each in strings]
+    np.testing.assert_array_equal(trellis_codes(numbers, 1), strings[int(np.argmin(errors))])
+
+
+def test_values_of_the_trellis_are_the_same_everywhere() -> None:
+    """Known answers: a decoder elsewhere must have these values, in this order."""
+    codes = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 1], np.uint32)
+    found = {bits: trellis_values(codes, bits)[-1] for bits in (1, 2, 8)}
+    assert found == {1: 0.16124629974365234, 2: 0.6334915161132812, 8: 0.03397083282470703}
+
+
+def test_aggregates_of_a_size_that_gains_by_it_are_searched_for() -> None:
+    assert [aggregate_coding_of(size, 1) == Eden(size, 1, TRELLIS) for size in (127, 128, 2**16, 2**16 + 1)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert aggregate_coding_of(4064, 16) == Halves(4064)
+
+
+@pytest.mark.parametrize(
+    ("coding", "count"), [*((Eden(2048, bits), 200) for bits in (0.25, 0.5, 1, 2, 4)), (Eden(256, 1, TRELLIS), 200)]
+)
+def test_the_code_is_unbiased_and_errors_of_clients_are_independent(coding: Eden, count: int) -> None:
     """The mean over K places has 1/K of the squared error of one: neither a bias nor a common error is left."""
-    vector, coding, count = heavy_tailed(2048, 1), Eden(2048, bits), 200
+    vector = heavy_tailed(coding.size, 1)
     found = np.array([coding.decode(coding.encode(vector, place), place) for place in places(count)])
     single = np.square(found - vector).sum(axis=1).mean()
     assert np.square(found.mean(axis=0) - vector).sum() * count / single == pytest.approx(1, abs=0.2)
@@ -99,7 +138,7 @@ def test_one_place_for_all_is_noticed() -> None:
 @pytest.mark.parametrize("bits", [0.3, 1, 5, 8, 16, 32])
 @pytest.mark.parametrize("size", [1, 7, 200])
 def test_every_width_has_its_size_and_refuses_another(bits: float, size: int) -> None:
-    coding, vector = coding_of(size, bits), heavy_tailed(size)
+    coding, vector = aggregate_coding_of(size, bits), heavy_tailed(size)  # 200: by a trellis
     payload = coding.encode(vector, b"place")
     assert payload.nbytes == coding.nbytes
     assert np.isfinite(coding.decode(payload, b"place")).all()

@@ -8,6 +8,7 @@ given: it was made once and is kept, as long as it opens.
 """
 
 import json
+import struct
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -213,6 +214,21 @@ def levels():
     return cases
 
 
+def few_bits():
+    """Payloads that no coder made: a receiver decodes what comes. By centroids and, for aggregates, by a trellis."""
+    cases = []
+    for size, bits, trellis in ((6, 1, False), (40, 3, False), (128, 1, True), (136, 2, True)):
+        stream = b"".join(sha256(f"few bits {i}".encode()).digest() for i in range(4))
+        payload = struct.pack("<f", 0.375) + stream[: size * bits // 8 + bool(size * bits % 8)]
+        payload = payload[:-1] + bytes([payload[-1] % 2 ** (size * bits % 8 or 8)])
+        place = RUN + struct.pack("<II", 3, SERVER if trellis else 2)
+        vector = oracle.decoded(payload, size, bits, trellis, place)
+        cases.append(
+            {"size": size, "bits": bits, "trellis": trellis, "place": place, "payload": payload, "vector": vector}
+        )
+    return cases
+
+
 def model_marks():
     model = [(7919 * i % 1009) / 512 - 1 for i in range(50)]
     families = ("gaussian", "sign", "hadamard")
@@ -295,6 +311,7 @@ def sections():
         "transcripts": transcripts(),
         "masks": masks(),
         "levels": levels(),
+        "few_bits": few_bits(),
         "model_marks": model_marks(),
         "initial_models": initial_models(),
         "noise": noise(),

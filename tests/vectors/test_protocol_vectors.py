@@ -18,6 +18,7 @@ from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
+from fedrp.compression.coding import aggregate_coding_of, coding_of
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import Resolved, RunConfig
 from fedrp.config.toml import settings_digest
@@ -186,6 +187,15 @@ def test_the_mask_of_a_pair_is_what_one_adds_and_the_other_subtracts(case):
     added, subtracted = (m._added(np.zeros(5, np.uint32), (o.client,), b"upload") for m, o in ((one, two), (two, one)))
     assert added.tolist() == case["mask_of_0_and_1"]
     assert not (added + subtracted).any()
+
+
+@every("few_bits")
+def test_the_vector_of_a_payload_of_few_bits(case):
+    bits = float(case["bits"])
+    coding = aggregate_coding_of(case["size"], bits) if case["trellis"] else coding_of(case["size"], bits)
+    payload = np.frombuffer(bytes.fromhex(case["payload"]), np.uint8)
+    found = coding.decode(payload, bytes.fromhex(case["place"]))
+    np.testing.assert_allclose(found, floats(case["vector"]), atol=1e-6)
 
 
 @every("levels")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrp.algorithms.server_side import ServerSide
-from fedrp.compression.coding import FULL, HALF, Coding, MaskedWords, Plain, WithExact, coding_of
+from fedrp.compression.coding import FULL, HALF, Coding, MaskedWords, Plain, WithExact, aggregate_coding_of, coding_of
 from fedrp.compression.grid import WORD_BITS
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
@@ -56,7 +56,8 @@ class Pipeline:
     def aggregate_coding(self, size: int) -> Coding:
         """How an aggregate of so many numbers is written."""
         bits, told = self.config.bits_down, self._told
-        return WithExact(coding_of(size - told, bits), told) if told and bits < FULL else coding_of(size, bits)
+        coding = aggregate_coding_of(size - told, bits)
+        return WithExact(coding, told) if told and bits < FULL else aggregate_coding_of(size, bits)
 
     def sent(self, update: Vector, context: AtClient) -> Numbers:
         """What a client sends of its update: words where a mechanism makes some, float32 otherwise."""

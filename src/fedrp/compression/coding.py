@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.compression.eden import SCALE_BYTES, Eden
+from fedrp.compression.eden import SCALE_BYTES, TRELLIS, Eden
 from fedrp.compression.lloyd_max import MOST_BITS
 from fedrp.compression.packing import pack, packed_bytes, unpack
 from fedrp.errors import ConfigError, WireError
@@ -174,6 +174,16 @@ def coding_of(size: int, bits: float) -> Coding:
     if bits == FULL:
         return Plain(size)
     return Halves(size) if bits == HALF else Eden(size, bits)
+
+
+_SEARCHED = range(128, 2**16 + 1)  # numbers of a vector that a trellis pays for: fewer gain less, more take a second
+
+
+def aggregate_coding_of(size: int, bits: float) -> Coding:
+    """The code of aggregates. All of a round's error comes from this one vector, so its codes are searched for."""
+    if bits <= MOST_BITS and size in _SEARCHED:
+        return Eden(size, bits, TRELLIS)
+    return coding_of(size, bits)
 
 
 Cost = Callable[[int, float], int]  # bytes of a vector of so many numbers, with so many bits each

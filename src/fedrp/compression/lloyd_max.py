@@ -5,7 +5,7 @@ import functools
 import numpy as np
 from scipy.special import ndtr
 
-from fedrp.types import Precise, Vector
+from fedrp.types import Codes, Precise, Vector
 
 MOST_BITS = 8
 _CLOSE = 1e-10
@@ -33,6 +33,17 @@ def thresholds(bits: int) -> Vector:
     """Where one centroid's numbers end and the next one's begin."""
     result = _between(centroids(bits).astype(np.float64)).astype(np.float32)
     result.flags.writeable = False
+    return result
+
+
+def nearest(numbers: Vector, bits: int) -> Codes:
+    """For each number its nearest centroid's place in the order."""
+    return np.searchsorted(thresholds(bits), numbers).astype(np.uint32)
+
+
+def of_codes(codes: Codes, bits: int) -> Vector:
+    """The centroids in these places."""
+    result: Vector = centroids(bits)[codes]
     return result
 
 

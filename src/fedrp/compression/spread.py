@@ -7,21 +7,14 @@ was. The randomness is public: it makes errors of different senders
 independent, and hides nothing. NumPy only and in a fixed order: the same bits on every machine.
 """
 
-import hashlib
-
 import numpy as np
 import numpy.typing as npt
 
+from fedrp.rng import public_words
 from fedrp.types import Vector
 
 _TIMES = 2
 Signs = npt.NDArray[np.float32]
-
-
-def public_words(place: bytes, count: int) -> npt.NDArray[np.uint64]:
-    """Words that everyone knows who knows the place; those of different places are unrelated."""
-    seed = int.from_bytes(hashlib.sha256(b"fedrp public randomness v1|" + place).digest()[:16], "little")
-    return np.random.Philox(key=seed).random_raw(count)
 
 
 def spread(vector: Vector, place: bytes) -> Vector:

@@ -9,6 +9,7 @@ import json
 import math
 import struct
 import zlib
+from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -271,6 +272,37 @@ def spread(x, place):
     return x
 
 
+def centroids(bits):
+    """Lloyd's iteration for a standard normal, with quantiles as the start."""
+    normal, count = NormalDist(), 2**bits
+    found = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
+    for _ in range(4000):
+        edges = [-40.0, *((a + b) / 2 for a, b in pairwise(found)), 40.0]
+        found = [(normal.pdf(a) - normal.pdf(b)) / (normal.cdf(b) - normal.cdf(a)) for a, b in pairwise(edges)]
+    return [round(number * 2**20) / 2**20 for number in found]
+
+
+def window_values(bits):
+    seed = int.from_bytes(hashlib.sha256(b"fedrp public randomness v1|trellis").digest()[:16], "little")
+    words = np.random.Philox(key=seed).random_raw(4096).tolist()
+    scale = math.sqrt(1 - 4.0**-bits)
+    quantiles = [round(NormalDist().inv_cdf((i + 0.5) / 4096) * scale * 2**20) / 2**20 for i in range(4096)]
+    return [quantiles[place] for place in sorted(range(4096), key=lambda place: words[place])]
+
+
+def decoded(payload, size, bits, trellis, place):
+    """The vector of a payload of few bits."""
+    scale = struct.unpack("<f", payload[:4])[0]
+    stream = "".join(f"{byte:08b}"[::-1] for byte in payload[4:])
+    codes = [int(stream[i * bits : (i + 1) * bits][::-1], 2) for i in range(size)]
+    values, window, there = window_values(bits) if trellis else centroids(bits), 0, []
+    for code in codes:
+        window = (window << bits | code) % 4096
+        there.append(scale * values[window if trellis else code])
+    forth = np.array([spread(row, place) for row in np.eye(size)])  # row i: where unit vector i goes
+    return (forth @ there).tolist()
+
+
 def levels(x, norm, most, steps, clients, noise_key):
     """Words of few bits without noise, with the two whole ones; `norm` is the common one, or None."""
     own = min(most, math.sqrt(sum(number * number for number in x)))
@@ -384,6 +416,6 @@ def context(run, tag):
 def message(kind, where, round_, sender, items, dtype=0, weight=0, fingerprint=bytes(4)):
     """`where` is the context."""
     body = {0: bytes, 1: floats, 2: whole_numbers}[dtype](items)
-    header = bytes([0xF5, kind, dtype]) + where + struct.pack("<H", round_) + sender.to_bytes(3, "little")
+    header = bytes([0xF6, kind, dtype]) + where + struct.pack("<H", round_) + sender.to_bytes(3, "little")
     header += struct.pack("<II", weight, len(items)) + fingerprint
     return header + struct.pack("<I", zlib.crc32(header + body)) + body
