@@ -80,9 +80,12 @@ ROWS = {
     "fedavg": Row("FedAvg, LeNet-5", BASE, 600),
     "sign": Row("`fedrp-subspace`, sign, m = 1,000, LeNet-5", changed(projection="sign", **SUBSPACE), 600),
     "gaussian": Row("`fedrp-subspace`, gaussian, m = 1,000, LeNet-5", changed(projection="gaussian", **SUBSPACE), 600),
-    "cnn": Row("FedAvg, cnn, CIFAR-10's shape", changed(model="cnn", clients=50), 200, CIFAR),
-    "resnet18": Row(
-        "FedAvg, resnet18, CIFAR-10's shape, batch 32", changed(model="resnet18", clients=4, batch_size=32), 64, CIFAR
+    # CIFAR-10 among 50 clients is 1,000 images each; of such clients as many as a round of seconds allows.
+    "cnn": Row("FedAvg, cnn, CIFAR-10's shape", changed(model="cnn", clients=10), 1000, CIFAR),
+    "cnn-few": Row("FedAvg, cnn, four steps a round", changed(model="cnn", clients=50), 200, CIFAR),
+    "resnet18": Row("FedAvg, resnet18, CIFAR-10's shape", changed(model="resnet18", clients=2), 1000, CIFAR),
+    "resnet18-few": Row(
+        "FedAvg, resnet18, two steps a round", changed(model="resnet18", clients=4, batch_size=32), 64, CIFAR
     ),
     "transformer": Row("FedAvg, 4-layer transformer encoder", changed(clients=20), 128, (LENGTH,)),
 }

@@ -1,7 +1,7 @@
 """Sequential engine: SGD with momentum for a group of clients, whose models take turns in one module of any kind."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,7 @@ class SequentialTrainer:
 
     model: LocalModel
     seed: RunSeed
+    _spaces: dict[tuple[int, int, bool], _Space] = field(default_factory=dict, repr=False)  # the last one, if any
 
     def train(
         self,
@@ -75,7 +76,7 @@ class SequentialTrainer:
         with torch.random.fork_rng(devices=[]):
             # Products with a matrix are cheapest for all rows at once; else one client's numbers stay in the cache.
             size = len(start) if objective.at_once else 1
-            space = _Space.of(begin[:size], self.model.layout.size, objective)
+            space = self._space(begin[:size], objective)
             for first in range(0, len(start), size):
                 part = slice(first, first + size)
                 reached[part] = self._descend(begin[part], group, first, losses, space).cpu().numpy()
@@ -116,6 +117,14 @@ class SequentialTrainer:
             if not everyone:
                 variables[rows], velocity[rows] = moving, speed
         return variables
+
+    def _space(self, variables: torch.Tensor, objective: Objective) -> _Space:
+        """Memory for a group, that of the last round where it fits: new pages cost a large model a few percent."""
+        kind = (*variables.shape, objective.weights is None)
+        if kind not in self._spaces:
+            self._spaces.clear()
+            self._spaces[kind] = _Space.of(variables, self.model.layout.size, objective)
+        return self._spaces[kind]
 
     def _buffers(self) -> State:
         saved = self.model.module.state_dict().keys()  # others are caches, and may change
