@@ -142,7 +142,7 @@ def test_a_run_is_the_same_with_any_workers_and_after_it_was_stopped(algorithm: 
 
 
 def test_what_is_no_image_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^augment='flip-crop' is for images .* are \(80, 4\) float32: use .*none'$"):
+    with pytest.raises(ConfigError, match=r"^augment='flip-crop' is for images .* are \(20, 6\) float32: use .*none'$"):
         simulate(config(), tiny_task())
     parts = [(x, torch.zeros(8)) for x in (raw(8), torch.ones(8, 1, 4, 4, dtype=torch.long))]
     with pytest.raises(ConfigError, match=r"client 1 are \(8, 1, 4, 4\) int64"):
