@@ -210,6 +210,7 @@ def test_more_rounds_lead_where_they_would_have_led_at_once(name: str, task: Tas
         ("fedrp-subspace", {"noise_multiplier": 1.0}, "rounds=2, and its epsilon holds for these alone"),
         ("fedrp", {"ball": 0.5}, "rounds=2, and its epsilon holds for these alone"),
         ("fedavg", {"secure_aggregation": True}, "rounds=2, its masks are bound to all settings"),
+        ("fedavg", {"lr_schedule": "cosine"}, "rounds=2, which its lr_schedule=cosine ends with: start a new run"),
     ],
 )
 def test_more_rounds_are_refused_where_something_was_promised_for_those(

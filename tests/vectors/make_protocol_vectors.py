@@ -116,7 +116,8 @@ def mask_keys():
 # Names and types of all settings, with values of every type; those of a run are resolved.
 SETTINGS = {
     "algorithm": "fedavg-dp", "dataset": "mnist-mini", "model": "lenet5", "clients": 4, "rounds": 9, "local_epochs": 1,
-    "batch_size": 64, "lr": 0.1, "lr_rule": None, "momentum": 0.9, "grad_clip": 1.0, "rho": None, "dim": 1000,
+    "batch_size": 64, "lr": 0.1, "lr_rule": None, "lr_schedule": "constant", "momentum": 0.9, "grad_clip": 1.0,
+    "augment": "none", "rho": None, "dim": 1000,
     "projection": None,
     "rotation": None, "bits": 32.0, "bits_down": 32.0, "bytes": None,
     "relabel": False,

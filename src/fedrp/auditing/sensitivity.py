@@ -18,10 +18,11 @@ from fedrp.algorithms.resolve import learning_rate
 from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
 from fedrp.engines.choice import make_trainer
+from fedrp.engines.descent import local_sgd
 from fedrp.errors import ConfigError
 from fedrp.learning.initial import public_initial
 from fedrp.learning.layout import ModelFactory
-from fedrp.learning.objective import Examples, LocalSGD, Loss, Stack
+from fedrp.learning.objective import Examples, Loss, Stack
 from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
@@ -120,12 +121,12 @@ class _Job(NamedTuple):
 def _measured(job: _Job) -> tuple[Stack, float]:
     """Distances (rounds x neighbours) to the first model, and the smallest norm of any model."""
     config, seed = job.config, RunSeed(job.config.seed)
-    sgd = LocalSGD(job.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
     trainer = make_trainer(job.factory, job.loss, torch.device("cpu"), seed)
     start: Vector = public_initial(job.factory, seed)
     models = np.tile(start, (len(job.data), 1))
     distances, norms = [], []
     for round_ in range(1, config.rounds + 1):
+        sgd = local_sgd(config, job.lr, round_)
         models = trainer.train(models, job.data, [job.client] * len(job.data), round_, sgd).copy()
         distances.append(np.linalg.norm(models[1:] - models[0], axis=1))
         norms.append(float(np.linalg.norm(models, axis=1).min()))

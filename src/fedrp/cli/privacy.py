@@ -213,7 +213,7 @@ def _mechanism(config: RunConfig) -> str:
 @JSON_OPTION
 @some_settings(
     *("algorithm", "dataset", "model", "clients", "rounds", "local_epochs", "batch_size", "lr", "momentum"),
-    *("grad_clip", "train_examples", "partition", "seed", "workers"),
+    *("lr_schedule", "augment", "grad_clip", "train_examples", "partition", "seed", "workers"),
 )
 @click.option("--neighbours", default=8, show_default=True, help="data sets that differ in one record")
 @click.option("--change", default="replace", show_default=True, help="what happens to the record: replace or remove")

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedrp.config.checks import require, require_choice, require_types, setting
+from fedrp.config.schedule import CONSTANT, LR_SCHEDULES
 from fedrp.errors import ConfigError
 from fedrp.types import MAX_CLIENTS, MAX_ROUNDS
 
 WEIGHTINGS = ("uniform", "samples")
 LR_RULES = ("fixed", "steps")
+AUGMENTS = ("none", "flip-crop")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 SEALINGS = ("x25519", "hybrid")
@@ -44,8 +46,10 @@ class RunConfig:
     lr_rule: str | None = setting(
         None, "fixed, or steps: a longer step where a client takes few in a round ({names}); default steps without lr"
     )
+    lr_schedule: str = setting(CONSTANT, "learning rate over rounds: constant, cosine or warmup-cosine")
     momentum: float = setting(0.9, "momentum of local SGD")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
+    augment: str = setting("none", "what happens to an image when it is taken: none or flip-crop")
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
     dim: int | None = setting(None, "projection dimension m: how many numbers a client sends; default by algorithm")
     projection: str | None = setting(None, "projection family: {names}; default by size")
@@ -226,6 +230,8 @@ def _check_local_training(config: RunConfig) -> None:
     _require_whole(config, "local_epochs", "batch_size")
     _require_positive(config, "lr", "rho")
     require_choice("lr_rule", config.lr_rule or "fixed", LR_RULES)
+    require_choice("lr_schedule", config.lr_schedule, LR_SCHEDULES)
+    require_choice("augment", config.augment, AUGMENTS)
     _require_below_one(config, "momentum")
     _require_not_negative(config, "grad_clip", "proximal")
 
@@ -274,7 +280,10 @@ GROUPS = (
     ),
     Group(
         "Local training",
-        ("model", "local_epochs", "batch_size", "lr", "lr_rule", "momentum", "grad_clip", "rho", "proximal"),
+        (
+            *("model", "local_epochs", "batch_size", "lr", "lr_rule", "lr_schedule", "momentum", "grad_clip"),
+            *("augment", "rho", "proximal"),
+        ),
         _check_local_training,
     ),
     Group("Size of messages", ("dim", "projection", "rotation", "bits", "bits_down", "bytes"), _check_projection),

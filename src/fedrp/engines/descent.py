@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedrp.config.run import RunConfig
+from fedrp.config.schedule import lr_scale
+from fedrp.engines.augment import require_images, versions
 from fedrp.errors import DivergenceError
 from fedrp.learning.objective import Examples, LocalSGD, Objective, Stack
 from fedrp.rng import RunSeed
@@ -18,6 +21,20 @@ _STRETCH = 2**16  # floats of a row that are moved on at once
 _DIVERGED = 1000.0  # times the loss at the start of a round (plus 1): far beyond what a bad batch does
 
 
+def local_sgd(config: RunConfig, lr: float, round_: int, log_divergence: bool = False) -> LocalSGD:
+    """How a client trains in a round of a run, with the run's learning rate."""
+    return LocalSGD(
+        lr,
+        config.momentum,
+        config.batch_size,
+        config.local_epochs,
+        config.grad_clip,
+        log_divergence,
+        lr_scale(config.lr_schedule, round_, config.rounds),
+        config.augment,
+    )
+
+
 def matrix(rows: int, size: int, like: torch.Tensor) -> torch.Tensor:
     """Zeros (rows, size), a row for each client, with the type and device of `like`."""
     padded = -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -27,20 +44,25 @@ def matrix(rows: int, size: int, like: torch.Tensor) -> torch.Tensor:
 def batches(
     seed: RunSeed, data: Sequence[Examples], clients: Sequence[int], round_: int, sgd: LocalSGD
 ) -> list[list[torch.Tensor]]:
-    """Which examples each client takes in each step of a round: indices where its data are."""
+    """Which examples each client takes in each step of a round: numbers for `taken`, where its data are."""
+    require_images(sgd.augment, data)
     return [_batches(seed, part, client, round_, sgd) for part, client in zip(data, clients, strict=True)]
 
 
 def _batches(seed: RunSeed, data: Examples, client: int, round_: int, sgd: LocalSGD) -> list[torch.Tensor]:
     rng = seed.generator("batches", round_, client)
-    orders = [torch.from_numpy(rng.permutation(len(data.y))).to(data.y.device) for _ in range(sgd.epochs)]
-    return [batch for order in orders for batch in torch.split(order, sgd.batch_size)]
+    orders = [rng.permutation(len(data.y)) for _ in range(sgd.epochs)]
+    # Drawn after all orders: these are the same with and without augmentation.
+    numbers = [order + versions(sgd.augment, len(order), rng) for order in orders]
+    on_device = [torch.from_numpy(each).to(data.y.device) for each in numbers]
+    return [batch for each in on_device for batch in torch.split(each, sgd.batch_size)]
 
 
 def learning_rates(steps: Sequence[int], sgd: LocalSGD, objective: Objective, like: torch.Tensor) -> torch.Tensor:
     """The learning rate of each client (k, 1), given how many steps each takes."""
     rule = objective.step_size or (lambda _steps: sgd.lr)
-    return torch.tensor([[rule(count)] for count in steps], dtype=torch.float32, device=like.device).to(like.dtype)
+    rates = [[rule(count) * sgd.lr_scale] for count in steps]
+    return torch.tensor(rates, dtype=torch.float32, device=like.device).to(like.dtype)
 
 
 def advance(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedrp.engines.augment import taken
 from fedrp.engines.descent import advance, batches, learning_rates, look_for_divergence, matrix
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import State, trainable
@@ -110,7 +111,8 @@ class SequentialTrainer:
                 # Dropout and its like only know torch's global generator: give each client-step its own stream.
                 seed = self.seed.integer("layers", group.round_, group.clients[first + row], step)
                 torch.random.manual_seed(seed)
-                loss = self._backward(group.data[first + row], group.plans[first + row][step], gradients[row])
+                batch = taken(group.data[first + row], group.plans[first + row][step], group.sgd.augment)
+                loss = self._backward(batch, gradients[row])
                 if step in (0, steps[row] - 1):
                     losses[first + row].append(loss)
             advance(moving, speed, objective.gradient(moving, gradients[rows], known), lr[rows], group.sgd)
@@ -139,10 +141,10 @@ class SequentialTrainer:
                     "use layers without running statistics (or persistent=False if outputs do not depend on it)"
                 )
 
-    def _backward(self, data: Examples, batch: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    def _backward(self, batch: Examples, into: torch.Tensor) -> torch.Tensor:
         """Write the gradient of a batch into a row; returns the loss."""
-        outputs = self.model.module(batch_input(data.x[batch], self.model.device))
-        loss = self.model.loss(outputs, data.y[batch])
+        outputs = self.model.module(batch_input(batch.x, self.model.device))
+        loss = self.model.loss(outputs, batch.y)
         loss.backward()  # type: ignore[no-untyped-call]
         # Copied: to let torch add to zeros in the row would go through memory twice as often.
         for parameter, view in zip(trainable(self.model.module), self.model.layout.views(into), strict=True):

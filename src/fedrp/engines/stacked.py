@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedrp.engines.augment import taken
 from fedrp.engines.descent import advance, batches, learning_rates, look_for_divergence, matrix
 from fedrp.learning.layout import Layout, trainable
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Loss, Objective, Rows, Stack, on_device
@@ -144,7 +145,8 @@ class _Chunk:
     def of(cls, group: _Group, weights: torch.Tensor, gradients: torch.Tensor, first: int, members: slice) -> "_Chunk":
         """The clients `members` of a group, in matrices that begin with its client `first`."""
         own = slice(members.start - first, members.stop - first)
-        plan = _batches(group.data[members], group.plans[members], group.trainer.program.takes_image)
+        as_image = group.trainer.program.takes_image
+        plan = _batches(group.data[members], group.plans[members], as_image, group.sgd.augment)
         return cls(group, weights[own], gradients[own], members.start, plan)
 
     def backward(self, step: int, losses: list[list[torch.Tensor]]) -> None:
@@ -198,7 +200,7 @@ def _is_cross_entropy(loss: Loss) -> bool:
     return loss is nn.functional.cross_entropy
 
 
-def _batches(data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool) -> Iterator[_Batch]:
+def _batches(data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool, augment: str) -> Iterator[_Batch]:
     """The batches of all steps, in the memory order that the first layer wants; put together for many steps at once."""
     step = 0
     while step < len(plans[0]):
@@ -206,16 +208,17 @@ def _batches(data: Sequence[Examples], plans: Sequence[Plan], takes_image: bool)
         bytes_per_step = active * len(plans[0][step]) * data[0].x.shape[1:].numel() * _NUMBER_BYTES
         last = min(step + max(1, _WINDOW // bytes_per_step), len(plans[active - 1]))
         window = [plan[step:last] for plan in plans[:active]]
-        yield from _window(data[:active], window, takes_image and data[0].x.ndim > 2)
+        yield from _window(data[:active], window, takes_image and data[0].x.ndim > 2, augment)
         step = last
 
 
-def _window(data: Sequence[Examples], plans: Sequence[Plan], as_image: bool) -> Iterator[_Batch]:
+def _window(data: Sequence[Examples], plans: Sequence[Plan], as_image: bool, augment: str) -> Iterator[_Batch]:
     models, steps, device = len(data), range(len(plans[0])), data[0].y.device
     widths = [max(len(plan[step]) for plan in plans) for step in steps]
-    index = [torch.cat([_padded(plan[step], widths[step]) for step in steps]) for plan in plans]
-    inputs = [floats(part.x[own]) for part, own in zip(data, index, strict=True)]
-    targets = torch.stack([part.y[own] for part, own in zip(data, index, strict=True)])
+    numbers = [torch.cat([_padded(plan[step], widths[step]) for step in steps]) for plan in plans]
+    parts = [taken(part, own, augment) for part, own in zip(data, numbers, strict=True)]
+    inputs = [floats(part.x) for part in parts]
+    targets = torch.stack([part.y for part in parts])
     x = _side_by_side(inputs) if as_image else torch.stack(inputs)
     end = 0
     for step in steps:

@@ -22,6 +22,7 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
+from fedrp.engines.augment import require_images
 from fedrp.errors import ConfigError, FedRPError, SiteError
 from fedrp.flower.messages import HELLO, ROUND, answer, packet_of, refusal, run_of
 from fedrp.flower.settings import Values, require_agreed, run_settings
@@ -216,6 +217,7 @@ def _preflight(desk: _Desk) -> None:
     task, device = desk.task, desk.bench.trainer.model.device
     config = desk.bench.config
     finite = not (config.private or config.ball)
+    require_images(config.augment, [desk.site.data])
     preflight(task.model, task.loss, task.metrics, [desk.site.data], _test_set(task), device, finite=finite)
 
 

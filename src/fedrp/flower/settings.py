@@ -25,7 +25,8 @@ _AUTO = "auto"
 # How a model is trained and averages are used. Promises of privacy rest on what comes between the two: clips, noise,
 # masks, matrices. An assumed `sensitivity` is about training: then nothing is free.
 _FREE = frozenset(
-    {"local_epochs", "batch_size", "lr", "momentum", "grad_clip", "rho", "server_momentum", "proximal", "seed"}
+    {"local_epochs", "batch_size", "lr", "lr_schedule", "momentum", "grad_clip", "augment", "rho", "server_momentum"}
+    | {"proximal", "seed"}
 )
 
 

@@ -74,3 +74,5 @@ class LocalSGD(NamedTuple):
     grad_clip: float = 0.0  # largest norm of a gradient with respect to the variables; 0 for no limit
     # Logs divergence instead of raising, because stopping would leak one bit of the client's data.
     log_divergence: bool = False
+    lr_scale: float = 1.0  # what the learning rate of this round is multiplied by, also one that the objective chooses
+    augment: str = "none"  # what happens to an image when it is taken for a batch

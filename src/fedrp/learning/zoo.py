@@ -103,7 +103,7 @@ class ModelSpec(NamedTuple):
 
 MODELS: dict[str, ModelSpec] = {
     "lenet5": ModelSpec(lenet5, 0.1, "LeNet-5, 61,706 parameters for 28x28x1"),
-    "cnn": ModelSpec(cnn, 0.1, "GroupNorm network of the paper, 846,634 parameters for 32x32x3"),
+    "cnn": ModelSpec(cnn, 0.025, "GroupNorm network of the paper, 846,634 parameters for 32x32x3"),
     "resnet18": ModelSpec(resnet18, 0.1, "ResNet-18 with GroupNorm, 11,173,962 parameters for 32x32x3"),
     "vgg16": ModelSpec(vgg16, 0.02, "VGG-16, 134,301,514 parameters for 32x32x3"),
 }

@@ -18,8 +18,9 @@ from fedrp.crypto.epochs import covering
 from fedrp.crypto.masks import Masker, extended
 from fedrp.crypto.sealing import MaskKey, seal_to_all, signed_mask_key
 from fedrp.crypto.secure_aggregation import Cohort
+from fedrp.engines.descent import local_sgd
 from fedrp.errors import ProtocolError
-from fedrp.learning.objective import LocalSGD, Objective, Stack
+from fedrp.learning.objective import Objective, Stack
 from fedrp.mechanisms import quorum
 from fedrp.mechanisms.base import AtClient
 from fedrp.protocol import wire
@@ -116,7 +117,7 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     config = bench.config
     # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
     log_divergence = config.private or config.ball > 0
-    sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip, log_divergence)
+    sgd = local_sgd(config, config.lr, round_, log_divergence)
 
     def train(start: Stack, objective: Objective) -> Stack:
         indices = [work.client.index for work in works]

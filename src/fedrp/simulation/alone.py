@@ -14,6 +14,7 @@ from fedrp.algorithms.client_side import stacked
 from fedrp.backends.states import StateStore, budget_of
 from fedrp.backends.workers import Backend
 from fedrp.engines.choice import make_trainer
+from fedrp.engines.descent import local_sgd
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
 from fedrp.mechanisms import cohort
@@ -37,13 +38,12 @@ class LoneShard(Shard[None]):
     """Lone clients of one worker."""
 
     def __init__(self, setup: ShardSetup) -> None:
-        config, seed = setup.config, RunSeed(setup.config.seed)
+        seed = RunSeed(setup.config.seed)
         self._trainer = make_trainer(
             setup.factory, setup.loss, torch.device(setup.speed.device), seed, setup.speed.engine
         )
         super().__init__(setup, self._trainer.model)
         self._data = functools.cache(lambda client: setup.data[client].on(self._model.device))  # for the whole run
-        self._sgd = LocalSGD(config.lr, config.momentum, config.batch_size, config.local_epochs, config.grad_clip)
         initial = public_initial(setup.factory, seed)
         self._states = StateStore(
             make=lambda _client: Lone(initial),
@@ -57,22 +57,24 @@ class LoneShard(Shard[None]):
         about, arrays = read(path, self._setup.run)
         return Lone(arrays["model"], about["rounds"])
 
-    def train(self, chosen: Collection[int]) -> None:
+    def train(self, chosen: Collection[int], round_: int) -> None:
         """A round of local training for those of the clients that take part."""
+        config = self._setup.config
+        sgd = local_sgd(config, config.lr, round_)  # the learning rate follows the run's rounds, as with a server
         for group, members in self._setup.groups.items():
             alike: dict[int, list[int]] = {}  # rounds done -> those who are trained together
             for client in members:
                 if client in chosen:
                     alike.setdefault(self._states[client].rounds, []).append(client)
             for done, clients in alike.items():
-                self._train(clients, done + 1)
+                self._train(clients, done + 1, sgd)
             if alike:
                 self._changed.add(group)
 
-    def _train(self, clients: Sequence[int], round_: int) -> None:
+    def _train(self, clients: Sequence[int], round_: int, sgd: LocalSGD) -> None:
         start = stacked([self._states[client].model for client in clients])
         data = [self._data(client) for client in clients]
-        models = self._trainer.train(start, data, clients, round_, self._sgd)
+        models = self._trainer.train(start, data, clients, round_, sgd)
         for client, model in zip(clients, models, strict=True):
             self._states[client] = Lone(model, round_)
 
@@ -110,9 +112,9 @@ class LoneClients(Population[None]):
     def __init__(self, setup: ShardSetup, backend: Backend) -> None:
         super().__init__(setup, LoneShard, backend)
 
-    def train(self, chosen: Collection[int]) -> None:
+    def train(self, chosen: Collection[int], round_: int) -> None:
         """A round of local training for those who take part."""
-        self._all("train", frozenset(chosen))
+        self._all("train", frozenset(chosen), round_)
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Alone:
             began = time.monotonic()
             coins = simulated_coins(config, self.round + 1)
             chosen = np.argsort(coins)[: cohort.due(config, coins)].tolist()
-            self.clients.train(chosen)
+            self.clients.train(chosen, self.round + 1)
             self.clients.close_round()
             self.round += 1
             yield Trained(self.round, len(chosen), 0, Traffic(), time.monotonic() - began)

@@ -28,6 +28,7 @@ from fedrp.backends.workers import Backend
 from fedrp.config.checks import require_choice
 from fedrp.config.run import RunConfig
 from fedrp.config.speed import Speed, chosen_workers
+from fedrp.engines.augment import require_images
 from fedrp.engines.calibration import Workload, choose_engine
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import Layout, built, layout_of
@@ -114,6 +115,7 @@ def simulate(
     setup = _setup(config, task, speed, layout.size)
     parts, owners = list(setup.data.values()), list(split_already(task))
     device, finite = torch.device(speed.device), not (setup.config.private or setup.config.ball)
+    require_images(setup.config.augment, parts, owners)
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
     privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
     outlook = announced_outlook(setup.config, layout.size, task.model)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrp.config.run import Resolved, RunConfig
+from fedrp.config.schedule import CONSTANT
 from fedrp.config.toml import from_settings, to_json
 from fedrp.errors import ConfigError
 
@@ -36,7 +37,7 @@ def require_extensible(config: Resolved, rounds: int, what: str) -> None:
     """Refuse more rounds where something that was promised or agreed on depends on their number.
 
     Raises:
-        ConfigError: an epsilon was stated for them, or masks were bound to them.
+        ConfigError: an epsilon was stated for them, or masks or learning rates were bound to them.
     """
     if config.noise_multiplier or config.bounded:
         raise ConfigError(
@@ -46,6 +47,11 @@ def require_extensible(config: Resolved, rounds: int, what: str) -> None:
     if config.secure_aggregation:
         raise ConfigError(
             f"{what} was started with rounds={rounds}, its masks are bound to all settings: start a new run with more"
+        )
+    if config.lr_schedule != CONSTANT:
+        raise ConfigError(
+            f"{what} was started with rounds={rounds}, which its lr_schedule={config.lr_schedule} ends with: "
+            "start a new run with more"
         )
 
 
