@@ -39,6 +39,7 @@ ROOMS = {
     "attacks": "try to read the data",
     "reporting": "tables, plots, pages",
     "benchmarking": "how fast it is, as ratios measured in one run",
+    "reproduction": "the paper's table and figures, and its claims beside what was measured",
     "testing": "a federation on one machine, for tests and demos",
     "cli": "one file per group of commands",
 }

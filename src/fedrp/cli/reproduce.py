@@ -1,0 +1,53 @@
+"""The paper's table and figures in one command."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from fedrp.backends.processes import start_fork_server
+from fedrp.cli.common import DATA_DIR_OPTION, StoppedError, cli, path_or_none
+from fedrp.config.speed import Speed, most_workers
+from fedrp.reproduction.plan import SCALES, figures
+
+TARGETS = ("table2", "fig1", "fig2", "fig3")
+
+
+@cli.command()
+@click.argument("target", type=click.Choice([*TARGETS, "all"]), default="all")
+@click.option("--scale", type=click.Choice(SCALES), default="quick", show_default=True, help="how much is run")
+@click.option("--out", type=click.Path(path_type=Path), help="folder  [default: runs/reproduce-SCALE]")
+@click.option("--workers", type=click.IntRange(1), help="worker processes; default by machine")
+@DATA_DIR_OPTION
+def reproduce(target: str, scale: str, out: Path | None, workers: int | None, data_dir: str | None) -> None:
+    """Run what the paper shows, and put its claims beside what was measured.
+
+    quick: bundled images, minutes. standard: MNIST in full, a fifth of CIFAR-10, a night on 2 cores. full: the paper's
+    sizes. What was run before is not run again; after a stop the same command goes on.
+    """
+    speed = Speed(workers=workers)
+    if target != "table2" and most_workers(speed) > 1:
+        start_fork_server()
+    from fedrp.reproduction.page import write_figure, write_page, write_table2
+    from fedrp.reproduction.running import of_figure, run_all
+    from fedrp.reproduction.traffic import table2
+
+    root = out or Path("runs") / f"reproduce-{scale}"
+    root.mkdir(parents=True, exist_ok=True)
+    names = TARGETS if target == "all" else (target,)
+    again = f"fedrp reproduce {target} --scale {scale}" + (f" --out {out}" if out else "")
+    shown = figures(scale, tuple(name for name in names if name != "table2"))
+    try:
+        parts = [write_table2(root, table2())] if "table2" in names else []
+        if shown:
+            results = run_all(shown, root / "runs", speed, path_or_none(data_dir), _say)
+            parts += [write_figure(root, figure, of_figure(figure, results), again) for figure in shown]
+    except KeyboardInterrupt:
+        raise StoppedError(f"stopped; what is done is kept, go on with: {again}") from None
+    page = write_page(root, parts, scale)
+    print(page.read_text())
+    print(f"page: {page}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
