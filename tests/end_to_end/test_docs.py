@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from fedrp.cli import cli
 from fedrp.projection.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST_LINE = 100
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
@@ -25,12 +27,17 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+def shell_lines(page: Path) -> list[str]:
+    """The commands of all shell blocks, those of several lines as one."""
+    return [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+
+
 def commands() -> list[tuple[str, str]]:
     """Every line of a shell block, and every inline code, that calls fedrp; labels of the protocol end with a bar."""
     found = []
     for page in PAGES:
         text = page.read_text()
-        lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+        lines = shell_lines(page)
         lines += [code for code in re.findall(r"`(fedrp [^`]*[^|])`", text) if code.split()[1] not in FAMILIES]
         found += [(page.name, line.split("#")[0].strip()) for line in lines if line.startswith("fedrp ")]
     return sorted(set(found))
@@ -53,6 +60,34 @@ def test_the_python_of_the_how_to_fine_tunes_and_loads(tmp_path: Path, monkeypat
     config = dataclasses.replace(names["config"], rounds=1, lr=1e-9)
     started = fedrp.simulate(config, names["task"]).state
     assert torch.allclose(started["0.weight"], names["weights"]["weight"], atol=1e-5)
+
+
+def test_the_app_of_the_deployment_page_loads_a_file_and_learns(tmp_path: Path) -> None:
+    from fedrp.flower import ClientContext
+
+    names: dict[str, Any] = {}
+    (code,) = blocks(ROOT / "docs" / "deploy.md", "python")
+    exec(compile(code, "deploy.md", "exec"), names)  # noqa: S102 - our own page
+    x = np.random.default_rng(0).normal(size=(400, 20))
+    y = (x[:, 0] + x[:, 1] > 0).astype(int)
+    np.savez(tmp_path / "amsterdam.npz", x=x[:300], y=y[:300], x_test=x[300:], y_test=y[300:])
+    config = fedrp.RunConfig(clients=3, rounds=15)
+    local = names["load"](ClientContext("amsterdam", 0, config, {"examples": str(tmp_path / "amsterdam.npz")}, {}))
+    task = fedrp.Task(local.model, train=[local.train] * 3, test=local.test, loss=local.loss)
+    assert fedrp.simulate(config, task).accuracy > 80
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_no_line_is_longer_than_a_hundred_characters(page: Path) -> None:
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert not [f"{page.name}:{number}" for number, line in lines if len(line) > LONGEST_LINE]
+
+
+def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
+    """To Mermaid it ends the line: the diagram would not be drawn."""
+    diagrams = [block for page in PAGES for block in blocks(page, "mermaid") if block.startswith("sequenceDiagram")]
+    assert diagrams
+    assert not [line for diagram in diagrams for line in diagram.splitlines() if ";" in line]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -112,7 +147,7 @@ PROGRAMS = [
 
 def flower_commands() -> list[str]:
     """Every line of docs/deploy.md and of the service files that starts a Flower program."""
-    lines = [line for block in blocks(ROOT / "docs" / "deploy.md", "sh") for line in block.splitlines()]
+    lines = shell_lines(ROOT / "docs" / "deploy.md")
     for unit in (ROOT / "deploy").glob("*.service"):
         joined = unit.read_text().replace("\\\n", " ")
         lines += [line.removeprefix("ExecStart=/opt/fedrp/bin/") for line in joined.splitlines()]
