@@ -134,8 +134,8 @@ def _views(algorithm: str, seen: Seen, rows: int) -> dict[str, float | None]:
 def joint_view_table(result: dict[str, Any]) -> str:
     printed = {line["round"]: line for line in result["rounds"] if line["algorithm"] == "fedrp"}
     subspace = {line["round"]: line for line in result["rounds"] if line["algorithm"] == "fedrp-subspace"}
-    header = ["round", "norm", "distance to span", "norm of sum", "eps alone", "eps joint", "eps sum"]
-    lines = [[*header, "subspace: norm of theta", "distance"], ["---:"] * 9]
+    header = ["round", "norm", "distance", "norm of sum", "eps alone", "eps joint", "eps sum"]
+    lines = [[*header, "theta: norm", "distance"], ["---:"] * 9]
     for round_ in (r for r in SHOWN_ROUNDS if r in printed):
         line, theta = printed[round_], subspace[round_]
         cells = [line[key] for key in ("norm_min", "distance_min", "sum_norm")]
@@ -147,8 +147,9 @@ def joint_view_table(result: dict[str, Any]) -> str:
 
 # --- audit ---------------------------------------------------------------------------------------------------------
 
-NOISY = "--dp-epsilon 4 --trials 1000"
-BALL = "--dim 8 --ball 0.02 --parameters 2000 --trials 1000"
+TRIALS = "--trials 1000"
+NOISY = f"--dp-epsilon 4 {TRIALS}"
+BALL = f"--dim 8 --ball 0.02 --parameters 2000 {TRIALS}"
 AUDITS = (
     f"--algorithm fedavg-dp {NOISY}",
     f"--algorithm fedavg-dp --rounds 3 --clients 3 {NOISY}",
@@ -157,7 +158,7 @@ AUDITS = (
     f"--algorithm fedrp --clients 1 {BALL}",
     f"--algorithm fedrp --clients 2 --adversary one-vector {BALL}",
     f"--algorithm fedrp --clients 2 --adversary server {BALL}",
-    "--algorithm fedavg --trials 1000",
+    f"--algorithm fedavg {TRIALS}",
     f"--algorithm fedrp-subspace --broken no-noise {NOISY}",
     f"--algorithm fedrp-subspace --broken half-noise {NOISY}",
     f"--algorithm fedrp-subspace --broken reused-key {NOISY}",
@@ -178,14 +179,21 @@ def audits() -> dict[str, Any]:
 
 
 def audit_table(result: dict[str, Any]) -> str:
-    header = ["`fedrp audit ...`", "against", "claimed", "measured, any", "measured, family", "verdict"]
-    lines = [header, ["---", "---", "---:", "---:", "---:", "---"]]
+    header = ["algorithm", "options", "against", "claimed", "any", "family", "refuted"]
+    lines = [header, ["---", "---", "---", "---:", "---:", "---:", "---"]]
     for item in result["audits"]:
-        numbers = [item[key] for key in ("claimed_epsilon", "lower_bound_any", "lower_bound_family")]
+        claimed = item["claimed_epsilon"]
+        numbers = [claimed, item["lower_bound_any"], item["lower_bound_family"]]
         shown = ["none" if number is None else f"{number:.2f}" for number in numbers]
-        options = item["command"].removeprefix("fedrp audit ")
-        lines.append([f"`{options}`", item["adversary"].split(",")[0], *shown, item["verdict"]])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        algorithm, _, options = item["command"].removeprefix("fedrp audit --algorithm ").partition(" ")
+        for common in (NOISY, BALL, TRIALS):
+            options = options.removesuffix(common).rstrip()
+        against = item["adversary"].split(",")[0].removeprefix("the ")
+        against = against.replace("a server that looks at one client's vector", "one vector")
+        refuted = "no claim" if claimed is None else "yes" if "VIOLATED" in item["verdict"] else "no"
+        lines.append([f"`{algorithm}`", f"`{options}`" if options else "", against, *shown, refuted])
+    note = f"All with `{TRIALS}`; noise with `{NOISY.removesuffix(f' {TRIALS}')}`; `fedrp` with\n"
+    return note + f"`{BALL.removesuffix(f' {TRIALS}')}`.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 EXPERIMENTS = {"joint-view": (joint_view, joint_view_table), "audit": (audits, audit_table)}

@@ -54,18 +54,19 @@ def tables() -> str:
         for r in reports
     ]
     allowed = [(rows, calibrate(TARGET, DELTA, 1, rows), calibrate(TARGET, DELTA, ROUNDS, rows)) for rows in ROWS]
-    targets = [(m, one.ratio, many.ratio, one.noise_multiplier, many.noise_multiplier) for m, one, many in allowed]
+    targets = [(m, one.ratio, many.ratio) for m, one, many in allowed]
+    noise, noise_many = (limit.noise_multiplier for limit in allowed[0][1:])  # the same for every m
     return "\n\n".join(
         [
             f"**One round.** Epsilon by view and bound; alpha = {RATIO}, delta = {DELTA:g}. Joint view: distance to\n"
             f"the others' span {DISTANCE} of the norm floor. Secure sum: {CLIENTS} clients of one direction.",
             table(["m", "paper", "exact", "Renyi", "PLD", "joint view", "secure sum"], one),
             f"**{ROUNDS} rounds.** The same, composed. Joint view and secure sum are by the tightest bound and rest\n"
-            "on the assumption about the other clients of sections 3 and 4.",
+            "on the assumption about the other clients of [sections 3 and 4](privacy-proofs.md#3-joint-view).",
             table(["m", "basic", "advanced", "Renyi", "PLD lower", "PLD", "joint view", "secure sum"], many),
-            f"**Calibration.** What is allowed for epsilon = {TARGET:g} at delta = {DELTA:g}: the largest\n"
-            "sensitivity-to-norm ratio of a projected vector, or (whatever m) the smallest noise multiplier.",
-            table(["m", "ratio, 1 round", f"ratio, {ROUNDS}", "noise, 1 round", f"noise, {ROUNDS}"], targets),
+            f"**Calibration.** The largest alpha for epsilon = {TARGET:g} at delta = {DELTA:g}. The smallest noise\n"
+            f"multiplier for it is {noise:.4g} in 1 round, {noise_many:.4g} in {ROUNDS}, whatever m.",
+            table(["m", "alpha, 1 round", f"alpha, {ROUNDS} rounds"], targets),
         ]
     )
 

@@ -39,7 +39,7 @@ ROOMS = {
     "attacks": "try to read the data",
     "reporting": "tables, plots, pages",
     "benchmarking": "speed, as ratios measured in one run",
-    "reproduction": "the paper's table and figures, its claims beside what was measured",
+    "reproduction": "the paper's table and figures",
     "testing": "a federation on one machine, for tests and demos",
     "cli": "one file per group of commands",
 }

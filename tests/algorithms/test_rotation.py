@@ -1,8 +1,9 @@
 """What the server's view of FedRP-Subspace tells: a random rotation of the thetas, i.e. their Gram matrix, no more.
 
-The claim (docs/privacy.md, "Rotation"): with a Gaussian matrix and SGD with momentum, the view V = (theta_1 .. theta_K)
-of a round and Q V have the same law for every rotation Q of R^m. Tested on the bytes that reach the server, with
-two-sample tests that must accept where the claim holds and reject where it is broken on purpose.
+The claim (docs/privacy-proofs.md, "Rotation"): with a Gaussian matrix and SGD with momentum, the view
+V = (theta_1 .. theta_K) of a round and Q V have the same law for every rotation Q of R^m. Tested on the bytes that
+reach the server, with two-sample tests that must accept where the claim holds and reject where it is broken on
+purpose.
 """
 
 import dataclasses

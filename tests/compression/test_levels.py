@@ -209,7 +209,7 @@ def test_noised_words_have_the_bits_that_their_largest_sum_needs(clients: int, n
 
 
 def test_few_bits_of_noise_cost_less_than_a_word_and_no_epsilon() -> None:
-    """A share of the noise is at least 8 steps; rounding costs nothing that counts (docs/privacy.md, section 5)."""
+    """A share of the noise is at least 8 steps; rounding costs next to nothing (docs/privacy-proofs.md, section 5)."""
     given = {"algorithm": "fedrp-subspace", "clients": 100, "dp_epsilon": 4.0, "secure_aggregation": True}
     full, few = (resolved(RunConfig(**given, bits=bits), 61_706) for bits in (32.0, 1.0))
     assert full.noise_multiplier == few.noise_multiplier

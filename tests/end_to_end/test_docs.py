@@ -90,11 +90,25 @@ def test_no_message_of_a_sequence_diagram_has_a_semicolon() -> None:
     assert not [line for diagram in diagrams for line in diagram.splitlines() if ";" in line]
 
 
+def links(page: Path) -> list[tuple[str, str]]:
+    """File and heading of every link to a page here: `[text](file#heading)`, or a line `[id]: file#heading`."""
+    text = page.read_text()
+    found = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"^\[\w+\]: (\S+)$", text, re.MULTILINE)
+    split = [link.partition("#") for link in found if not link.startswith("http")]
+    return [(target, heading) for target, _, heading in split]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, _ in links(page):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_by_an_id_have_a_target(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\[(\w+)\]", text):
+        assert re.search(rf"^\[{link}\]: ", text, re.MULTILINE), f"{page.name} has no target for [{link}]"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -106,6 +120,14 @@ def test_tests_that_are_named_exist(page: Path) -> None:
         assert f"def {test}" in path.read_text(), f"{page.name} names {name}::{test}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_without_their_file_exist(page: Path) -> None:
+    named = re.findall(r"`(test_\w+)\*?`", page.read_text())
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")] if named else []
+    for test in named:
+        assert any(f"def {test}" in source for source in sources), f"{page.name} names {test}"
+
+
 def headings(page: Path) -> set[str]:
     """The names under which the headings of a page can be linked to."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
@@ -114,10 +136,9 @@ def headings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_headings(page: Path) -> None:
-    for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text()):
-        if not target.startswith("http"):
-            aimed = page.parent / target if target else page
-            assert heading in headings(aimed), f"{page.name} links to {target}#{heading}"
+    for target, heading in links(page):
+        aimed = page.parent / target if target else page
+        assert not heading or heading in headings(aimed), f"{page.name} links to {target}#{heading}"
 
 
 @pytest.mark.parametrize(("page", "line"), commands())

@@ -68,7 +68,7 @@ def test_a_stopped_reproduction_goes_on_and_makes_nothing_twice(tmp_path: Path) 
 
     def stop_after_two(text: str) -> None:
         said.append(text)
-        if text.startswith("2/"):
+        if text.startswith("run 2 "):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -194,7 +194,7 @@ _KEYS = ("the round keys are secret", "HKDF and AES are as good as ideal")
 
 
 def _seen_by_the_server(config: Resolved) -> Event:
-    """What uploads without noise tell who does not know the round keys; docs/privacy.md, "Rotation"."""
+    """What uploads without noise tell who does not know the round keys; docs/privacy-proofs.md, "Rotation"."""
     learnt = "the inner products of the clients' steps of a round"
     if config.secure_aggregation and config.bits == FULL:
         learnt = "the norm of the mean step of a round"

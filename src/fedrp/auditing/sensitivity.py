@@ -1,7 +1,7 @@
 """How far one record moves a model, measured: train again on neighbouring data sets, with the same randomness.
 
 An estimate, never a bound: it has seen a few neighbours of the data at hand, and over several rounds it holds the
-secrets fixed, which no theorem of docs/privacy.md allows. It tells where to put an enforced bound.
+secrets fixed, which no theorem of docs/privacy-proofs.md allows. It tells where to put an enforced bound.
 """
 
 import concurrent.futures

@@ -26,7 +26,7 @@ TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of 
 NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
 _BIT_NOISE_SHARE = 1 / 20  # noise on the count of clients below C, as a share of their number
 _GRID_BITS = 12  # a client's noise is at least 2^12 steps wide: coarse for doubles, exact in float32
-_FEW_GRID_BITS = 3  # under masks with few bits: rounding to 1/8 of a deviation is as good (docs/privacy.md, section 5)
+_FEW_GRID_BITS = 3  # under masks with few bits: 1/8 of a deviation is as good (docs/privacy-proofs.md, section 5)
 _FAR = 10.0  # deviations
 _SMALL_COHORT = 64
 _CHUNK = 1 << 20
@@ -84,7 +84,7 @@ def _add_noise(values: Precise, deviation: float, step: float | None, normals: C
     """Add noise in place, and round to a grid that does not depend on the values.
 
     Floating point has holes: a float32 times a deviation reaches only some float32 numbers, and a value that is added
-    moves them, so that one number could tell whether anything was added (docs/privacy.md, section 5).
+    moves them, so that one number could tell whether anything was added (docs/privacy-proofs.md, section 5).
     """
     if deviation == 0:
         return

@@ -2,7 +2,7 @@
 
 A round releases sum_i x_i + N(0, (z C)^2 I), every ||x_i|| <= C; z is the *noise multiplier*. Adjacency: one client is
 added, removed, or its x_i set to zero (sensitivity C); replacing a client by another doubles the sensitivity, so use
-z / 2 there. Derivations: docs/privacy.md, "Gaussian mechanism".
+z / 2 there. Derivations: docs/privacy-proofs.md, "Gaussian mechanism".
 """
 
 import math

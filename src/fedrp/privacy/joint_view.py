@@ -4,7 +4,8 @@ Given the others, z_i is Gaussian around a combination of their z, with variance
 span of the others. A change of w_i by Delta moves both: the coefficients (a part `a` of the change inside the span)
 and the distance (from d to kappa d). Per row this is one Gaussian pair with standard deviations 1, 1 against g, s, the
 singular values of [[1, 0], [a, kappa]] in units of d: one direction grows, one shrinks, and g - s <= Delta/d. So
-`ratio` is Delta / d_min, d_min a floor of the distance for both adjacent data sets. See docs/privacy.md, "Joint view".
+`ratio` is Delta / d_min, d_min a floor of the distance for both adjacent data sets. Proof:
+docs/privacy-proofs.md, "Joint view".
 """
 
 import math

@@ -57,7 +57,7 @@ def rounding_delta(share_std: float, grid: float, clients: int, dim: int, rounds
     """What must be added to delta because each client rounds its noisy vector to a grid before the sum is formed.
 
     The sum of the rounded vectors is not a function of the rounded sum, but it is within total variation distance
-    T m eta of one (docs/privacy.md, "Rounding before masking"), t = share_std / grid, E = e^(-pi^2 t^2 / 2):
+    T m eta of one (docs/privacy-proofs.md, "Rounding before masking"), t = share_std / grid, E = e^(-pi^2 t^2 / 2):
 
         eta = E (2 + 1.01 K (K + 1 + 2 pi t^2 sqrt(K)) e^(2.02 K E)),    added to delta: (1 + e^epsilon) T m eta
 

@@ -2,7 +2,8 @@
 
 Under the larger norm the loss is L = c s^2 - m ln q with s chi distributed: the *growing* direction, density w(L). Over
 several rounds the norm may grow in one and shrink in the next, so a composition needs one pair that dominates both
-directions. It has losses w(l) at l > 0, e^-l w(l) at -l, and the rest of the mass at 0 (docs/privacy.md, Lemma 3).
+directions. It has losses w(l) at l > 0, e^-l w(l) at -l, and the rest of the mass at 0
+(docs/privacy-proofs.md, Lemma 3).
 """
 
 import math

@@ -3,7 +3,7 @@
 z is N(0, (r^2/m) I_m) with r = ||w||: only the norm matters. If ||w - w'|| <= Delta and ||w||, ||w'|| >= sigma_min for
 all adjacent data sets, the larger norm is at most q = 1 + alpha times the smaller, alpha = Delta / sigma_min, whichever
 of the two is the larger; and the divergence grows with the ratio, so the pair of norms (r, q r) is the worst. In code
-`rows` is m and `ratio` is alpha. Derivations: docs/privacy.md, "Projection mechanism".
+`rows` is m and `ratio` is alpha. Derivations: docs/privacy-proofs.md, "Projection mechanism".
 """
 
 import math
@@ -43,7 +43,7 @@ def growing_log_delta(epsilon: float, rows: int, ratio: float) -> float:
 def exact_delta(epsilon: float, rows: int, ratio: float) -> float:
     """The smallest delta for which one projected release is (epsilon, delta)-private.
 
-    Guarantees: equals the growing direction, which is never below the shrinking one (docs/privacy.md, Lemma 2); falls
+    Guarantees: equals the growing direction, never below the shrinking one (docs/privacy-proofs.md, Lemma 2); falls
     with epsilon, rises with ratio and rows.
     """
     return math.exp(min(0.0, growing_log_delta(epsilon, rows, ratio)))

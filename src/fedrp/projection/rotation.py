@@ -1,7 +1,7 @@
 """Secret rotations: Q x and Q' x for an orthogonal m x m matrix Q that is a function of a key.
 
 Clients turn what they upload by Q and turn back what they download, so that the server's view of a round depends on the
-uploads through their inner products alone, whatever made them (docs/privacy.md, "Rotation").
+uploads through their inner products alone, whatever made them (docs/privacy-proofs.md, "Rotation").
 
 - `haar`: uniformly distributed among all orthogonal matrices. Costs m^2 for each vector, and m^2/2 normal deviates.
 - `hadamard`: secret signs and Walsh-Hadamard transforms, three times. Costs m log m; not uniform, nothing is proved.

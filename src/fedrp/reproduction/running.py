@@ -51,8 +51,8 @@ def run_all(figures: Sequence[Figure], root: Path, speed: Speed, data_dir: Path 
     with open_backend(speed) as backend:
         for number, (name, curve) in enumerate(missing.items(), len(results) + 1):
             folder, config = root / name, curve.config
-            label = f"{number}/{len(wanted)} {config.dataset} E={config.local_epochs} {curve.label}"
-            show = _told(say, label + (f" m={config.dim}" if config.dim else ""), config.rounds)
+            label = f"run {number} of {len(wanted)}, {config.dataset}, E = {config.local_epochs}, {curve.label}"
+            show = _told(say, label + (f", m = {config.dim}" if config.dim else ""), config.rounds)
             resume = (folder / CONFIG_FILE).exists()
             task = tasks[config.dataset, config.model]
             made = simulate(config, task, speed, folder, resume, backend=backend, progress=show)
@@ -68,7 +68,7 @@ def _told(say: Say, label: str, rounds: int) -> Callable[[str, int, str, float],
 
     def show(_run: str, round_: int, now: str, seconds: float) -> None:
         if round_ % 5 == 0 and round_ < rounds:
-            say(f"{label}: round {round_}/{rounds}, {now}, {seconds:.1f} s a round")
+            say(f"{label}: round {round_} of {rounds}, {now}, {seconds:.1f} s a round")
 
     return show
 
