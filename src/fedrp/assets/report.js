@@ -143,6 +143,8 @@
     source.addEventListener("news", (event) => {
       const news = JSON.parse(event.data);
       for (const chart of news.charts) document.getElementById(chart.section).hidden = false;
+      document.querySelector("h1").textContent = news.title;
+      document.getElementById("about").textContent = news.about;
       show(news);
       renew(news.parts);
       say("live", true);

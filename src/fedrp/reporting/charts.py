@@ -30,7 +30,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     """All charts that there are numbers for; what runs are judged by first, per round and by bytes."""
     curves = list(_curves(runs))
     made = (*curves[:1], *_by_bytes(runs), *curves[1:], *_spread(runs), *_certificate(runs), *_traffic(runs))
-    return [chart for chart in (*made, *_time(runs)) if chart.figure["data"]]
+    return [chart for chart in (*made, *_growth(runs), *_time(runs)) if chart.figure["data"]]
 
 
 def title_of(name: str) -> str:
@@ -118,6 +118,17 @@ def _traffic(runs: Sequence[Run]) -> Iterator[Chart]:
     figure["layout"]["xaxis"] |= _BYTES
     note = "Sent and received together: payload ●, framing ◆, keys ▲; the scale is logarithmic."
     yield Chart("traffic", "bytes", "Bytes per client and round", note, figure)
+
+
+def _growth(runs: Sequence[Run]) -> Iterator[Chart]:
+    """While runs go on; once they are finished, every round is known to cost the same."""
+    if all(run.result for run in runs):
+        return
+    traces = [_line(number, run, list(run.bytes_so_far().items()), "%{y:.3s}B") for number, run in enumerate(runs)]
+    figure = _figure(traces, "round", "")
+    figure["layout"]["yaxis"] |= {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"}
+    note = "Sent and received, on the mean over all clients."
+    yield Chart("growth", "bytes", "Bytes of a client so far", note, figure)
 
 
 def _time(runs: Sequence[Run]) -> Iterator[Chart]:

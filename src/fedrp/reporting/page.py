@@ -11,7 +11,7 @@ from fedrp.errors import ConfigError
 from fedrp.files import SHARED, replace_file, writing
 from fedrp.reporting.charts import Chart, charts
 from fedrp.reporting.markup import Markup, element, script_json
-from fedrp.reporting.runs import Run
+from fedrp.reporting.runs import Run, is_number
 from fedrp.reporting.sections import Section, sections
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -63,7 +63,7 @@ def page(runs: Sequence[Run], events: str | None = None) -> str:
             {},
             element("p", {"class": "kind"}, "FedRP report", element("span", {"id": "live", "role": "status"})),
             element("h1", {}, title),
-            element("p", {"class": "note"}, about),
+            element("p", {"class": "note", "id": "about"}, about),
             element("nav", {"aria-label": "Sections"}, *links),
         ),
         element("div", {"id": "legend", "role": "group", "aria-label": "Runs shown in the charts"}),
@@ -80,8 +80,9 @@ def page(runs: Sequence[Run], events: str | None = None) -> str:
 def news(runs: Sequence[Run]) -> str:
     """What an open page is told of runs that went on, as JSON: its sections and its charts anew."""
     told = sections(runs)
+    title, about = _title(runs)
     parts = {name: content for name, (_, content) in told.items()}
-    return script_json({**_contents(runs, charts(runs), None), "parts": parts})
+    return script_json({**_contents(runs, charts(runs), None), "parts": parts, "title": title, "about": about})
 
 
 def policy(scripts: Sequence[str], live: bool) -> str:
@@ -120,13 +121,14 @@ def _script(text: str) -> Markup:
 
 def _title(runs: Sequence[Run]) -> tuple[str, str]:
     """What the runs have in common, above them all."""
-    shared = {name: {str(run.config.get(name)) for run in runs} for name in ("dataset", "model", "clients", "rounds")}
-    title = ", ".join(
-        next(iter(shared[name])) if len(shared[name]) == 1 else f"{len(shared[name])} {name}s"
-        for name in ("dataset", "model")
-    )
-    counts = [f"{next(iter(shared[name]))} {name}" for name in ("clients", "rounds") if len(shared[name]) == 1]
-    sizes = {run.result["parameters"] for run in runs if run.result and isinstance(run.result.get("parameters"), int)}
+    if not runs:
+        return "A run that begins", "Nothing is known of it yet."
+    names = ("dataset", "model", "clients", "rounds")
+    shared = {name: {str(run.config.get(name)) for run in runs} for name in names}
+    one = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
+    title = ", ".join(one.get(name, f"{len(shared[name])} {name}s") for name in names[:2])
+    counts = [f"{one[name]} {name}" for name in names[2:] if name in one]
+    sizes = {run.result["parameters"] for run in runs if run.result and is_number(run.result.get("parameters"))}
     counts += [f"{size:,} parameters" for size in sizes if len(sizes) == 1]
     return title, ", ".join([f"{len(runs)} runs" if len(runs) > 1 else runs[0].name, *counts])
 

@@ -1,5 +1,6 @@
 """Runs as their folders tell of them: simulated ones, finished or not, and those of a deployed server."""
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,6 +112,17 @@ def run_folders(folder: Path, deep: bool = False) -> Iterator[Path]:
     if (folder / _CONFIG).exists() or (folder / _BEGUN).exists():
         found = {folder, *(found if deep else ())}
     yield from sorted(path for path in found if (path / _CONFIG).exists() or (path / _STATUS).exists())
+
+
+def stamps(folder: Path) -> tuple[object, ...]:
+    """Something that changes with the files of the runs in a folder."""
+    files = (path / name for path in run_folders(folder) for name in (_CONFIG, _METRICS, _RESULT, _LOG, _STATUS))
+    found = []
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            about = path.stat()
+            found.append((path, about.st_mtime_ns, about.st_size))
+    return tuple(found)
 
 
 def _read(folder: Path) -> Run:

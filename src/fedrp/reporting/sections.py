@@ -26,7 +26,7 @@ def sections(runs: Sequence[Run]) -> dict[str, Section]:
         "curves": ("Per round", lambda: Markup("")),
         "clients": ("Clients", lambda: _clients(simulated)),
         "privacy": ("Privacy", lambda: _privacy(runs)),
-        "bytes": ("Bytes", lambda: _bytes(simulated)),
+        "bytes": ("Bytes", lambda: _bytes(runs)),
         "time": ("Time and memory", lambda: _time(simulated)),
         "status": ("Status", lambda: _status([run for run in runs if run.status is not None])),
         "settings": ("Settings", lambda: _settings(runs)),
@@ -47,6 +47,8 @@ def measure(name: str, value: object) -> str:
 
 
 def _summary(runs: Sequence[Run]) -> Markup:
+    if not runs:
+        return Markup("")
     tiles = _tiles(runs[0]) if len(runs) == 1 else Markup("")
     names = list(dict.fromkeys(name for run in runs for name in run.measures))
     head = ["run", "state", *(_short(name) for name in names)]
@@ -159,14 +161,17 @@ def _statement_row(item: Mapping[str, Any]) -> list[str]:
 
 
 def _bytes(runs: Sequence[Run]) -> Markup:
-    head = ["run", *(f"{use} {way}" for way in ("sent", "received") for use in _USES), "all of a client, in the run"]
+    finished = any(run.result for run in runs)
+    uses = [(use, way) for way in ("up", "down") for use in _USES] if finished else []
     rows = []
     for run in runs:
-        sizes = [(run.result or {}).get(f"bytes_{use}_{way}") for way in ("up", "down") for use in _USES]
-        total = list(run.bytes_so_far().values())[-1:]
-        rows.append([run.name, *map(_general, sizes), *(number(value, f"{value:,.0f}") for value in total or [0])])
-    about = "Encoded bytes per client and round; the last column, per client in all rounds so far, keys included."
-    return joined([table("Bytes per client and round", head, rows), _note(about)]) if rows else Markup("")
+        sizes = [(run.result or {}).get(f"bytes_{use}_{way}") for use, way in uses]
+        total = next(reversed(run.bytes_so_far().values()), 0.0)
+        rows.append([run.name, *map(_general, sizes), number(total, f"{total:,.0f}")])
+    head = ["run", *(f"{use} {'sent' if way == 'up' else 'received'}" for use, way in uses), "all of a client so far"]
+    about = "Encoded bytes per client and round. " if finished else ""
+    about += "All of a client so far: in all rounds, sent and received, keys included, on the mean over clients."
+    return joined([table("Bytes of a client", head, rows), _note(about)]) if rows else Markup("")
 
 
 def _time(runs: Sequence[Run]) -> Markup:
@@ -186,6 +191,8 @@ def _status(runs: Sequence[Run]) -> Markup:
 
 def _settings(runs: Sequence[Run]) -> Markup:
     """Those that differ first; those that no run has a value of not at all."""
+    if not runs:
+        return Markup("")
     names = [name for group in GROUPS for name in group.settings]
     values = {name: [_setting(run.config.get(name)) for run in runs] for name in names}
     differ = [[name, *values[name]] for name in names if len(set(values[name])) > 1]
