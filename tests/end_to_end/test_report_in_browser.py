@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from playwright.sync_api import Browser
 
 from browser import PHONE, Seen, opened, started
 from fedrp import simulate
+from fedrp.algorithms.resolve import resolved
+from fedrp.reporting.live import runs_below, served
 from fedrp.reporting.page import write_report
 from fedrp.reporting.runs import read_runs
-from helpers import tiny_config, tiny_task
+from fedrp.storage.server import ServerFolder
+from helpers import command, environment, tiny_config, tiny_task
 
 HOSTILE = "<img src=x onerror=alert(1)> <b>%{x}"  # the name of a folder
 CLOSING = "</script><script>alert(2)</script>"  # the name of a data set
@@ -145,3 +150,59 @@ def test_without_scripts_the_numbers_are_there(browser: Browser, report: str, ru
         assert "Charts need JavaScript" in text
         assert f"{result(runs, 'plain')['accuracy']:.2f} %" in text
         assert "against whoever gets the final model" in seen.page.locator("#privacy").text_content()
+
+
+# --- live ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, images: Path, tmp_path: Path) -> None:
+    """`fedrp run --live` in a process of its own, long enough that the page is open before its last round."""
+    small = [f"--dataset=npz:{images}", "--clients=3", "--rounds=40", "--dim=20", "--batch-size=4", "--workers=1"]
+    words = command("run", *small, "--algorithm=fedrp", "--live", f"--out={tmp_path / 'run'}")
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as run:
+        address = next(line for line in run.stderr if line.startswith("live: ")).split()[1]
+        reader = threading.Thread(target=run.stderr.read)  # so that the pipe never fills
+        reader.start()
+        with opened(browser, address) as seen:
+            count = "document.getElementById('chart-measure-0')?.data[0].x.length ?? 0"
+            seen.page.wait_for_function(f"{count} > 0", timeout=120_000)
+            assert seen.page.evaluate(count) < 40
+            seen.page.wait_for_function(
+                "document.getElementById('live').textContent.startsWith('ended')", timeout=300_000
+            )
+            assert seen.page.evaluate(count) == 40
+            history = json.loads((tmp_path / "run" / "result.json").read_text())["history"]
+            assert seen.data("measure-0")[0]["y"] == [line["accuracy"] for line in history]
+            assert seen.errors == []
+            origin = address.split("?")[0]
+            assert all(request.startswith(origin) for request in seen.requests)
+            assert len(seen.requests) == 2
+        assert run.wait(timeout=60) == 0
+        reader.join()
+    with opened(browser, (tmp_path / "run" / "report.html").as_uri()) as seen:
+        assert [line["accuracy"] for line in history] == seen.data("measure-0")[0]["y"]
+
+
+def test_the_store_of_a_server_is_watched_as_it_goes_on(browser: Browser, tmp_path: Path) -> None:
+    """What `fedrp status --live` serves; the lines are those that a deployed server writes. Names are the sites' own."""
+    config = resolved(tiny_config("fedavg", dim=None), 100)
+    about = {"role": "server", "algorithm": "fedavg", "rounds": 3, "clients": 4, "finished": False}
+
+    def close(folder: ServerFolder, round_: int) -> None:
+        line = {"round": round_, "participants": [0, 2], "refused": {1: HOSTILE}, "absent": [3], "seconds": 0.5}
+        folder.log("round", {**line, "bytes_up": 400, "bytes_down": 800})
+        folder.report({**about, **line, "sites": [HOSTILE]})
+
+    with ServerFolder.open(tmp_path, config) as folder, served(runs_below(tmp_path), "over") as address:
+        close(folder, 1)
+        with opened(browser, address) as seen:
+            assert [trace["y"] for trace in seen.data("growth")] == [[300]]
+            close(folder, 2)
+            seen.page.wait_for_function("document.getElementById('chart-growth').data[0].x.length === 2")
+            assert [trace["y"] for trace in seen.data("growth")] == [[300, 600]]
+            assert [trace["y"] for trace in seen.data("participants")] == [[2, 2]]
+            assert HOSTILE in seen.page.locator("#status").inner_text()
+            assert seen.page.locator("img, b").count() == 0
+            assert seen.errors == []

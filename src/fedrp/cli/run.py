@@ -66,7 +66,7 @@ def compare(config: Path | None, **given: Any) -> None:
     from fedrp.backends.choice import open_backend
     from fedrp.cli.comparison import COMPARISON_FILE, begin_comparison
     from fedrp.learning.task import named_task
-    from fedrp.progress import showing
+    from fedrp.reporting.progress import showing
     from fedrp.reporting.report import plot_headline, print_table, privacy_lines
     from fedrp.simulation.simulate import simulate
 

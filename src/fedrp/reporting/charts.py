@@ -48,12 +48,12 @@ def _curves(runs: Sequence[Run]) -> Iterator[Chart]:
             if average != points:
                 traces.append(_line(number, run, average, _value(name), average=True))
         both = any(trace and trace["meta"]["average"] for trace in traces)
-        average = "; dotted, of the average of all clients' models" if both else ""
+        dotted = "; dotted, of the average of all clients' models" if both else ""
         yield Chart(
             f"measure-{place}",
             "curves",
             title_of(name),
-            f"Of the delivered model{average}.",
+            f"Of the delivered model{dotted}.",
             _figure(traces, "round", _unit(name)),
         )
 

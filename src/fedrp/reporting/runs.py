@@ -18,7 +18,7 @@ _COMPARED = "compare.json"
 _BEGUN, _LOG, _STATUS = "run.json", "log.jsonl", "status.json"  # of a deployed run
 _AVERAGE = "_average"
 _STATED = {"epsilon", "delta", "bound", "adversary", "adjacency", "assumptions", "reason"}
-TRAFFIC = ("up", "down", "keys_up", "keys_down")
+_TRAFFIC = ("up", "down", "keys_up", "keys_down")
 
 Line = Mapping[str, Any]  # of one round
 
@@ -45,9 +45,8 @@ class Run(NamedTuple):
     def measures(self) -> list[str]:
         """The names of what was measured on the test set, what the run is judged by first."""
         lines = [self.result] if self.result else self.history
-        names = [name.removesuffix(_AVERAGE) for line in lines for name in line if name.endswith(_AVERAGE)]
         first = [str(self.result["headline"])] if self.result else []
-        return list(dict.fromkeys([*first, *names]))
+        return list(dict.fromkeys([*first, *(name for line in lines for name in measures_of(line))]))
 
     @property
     def rounds(self) -> int:
@@ -70,10 +69,20 @@ class Run(NamedTuple):
         """By round: what a client has sent and received until its end, keys included, on the mean over clients."""
         total, found = 0.0, {}
         for line in self.history:
-            sizes = (line.get(f"bytes_{name}_total") for name in TRAFFIC)
-            total += sum(size for size in sizes if is_number(size))
+            total += traffic_of(line)
             found[int(line["round"])] = total / int(self.config["clients"])
         return found
+
+
+def measures_of(line: Line) -> list[str]:
+    """The names of what was measured after a round on the test set, what the run is judged by first."""
+    return [name.removesuffix(_AVERAGE) for name in line if name.endswith(_AVERAGE)]
+
+
+def traffic_of(line: Line) -> float:
+    """All bytes of a round, of all clients together."""
+    sizes = (line.get(f"bytes_{name}_total") for name in _TRAFFIC)
+    return sum(size for size in sizes if is_number(size))
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -90,7 +99,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     """
     found = []
     for folder in folders:
-        below = _in_order(folder, list(run_folders(folder)))
+        below = _in_order(folder, run_folders(folder))
         if not below:
             raise ConfigError(f"{folder} holds no run: give the folder of a run or of a comparison")
         found += [_read(path) for path in below]
@@ -105,13 +114,28 @@ def _in_order(folder: Path, runs: list[Path]) -> list[Path]:
     return sorted(runs, key=lambda run: asked.index(run.name) if run.name in asked else len(asked))
 
 
-def run_folders(folder: Path, deep: bool = False) -> Iterator[Path]:
-    """The folder itself if it holds a run, or those below it that do, at any depth if they are looked for."""
-    pattern = "**/" if deep else "*/"
-    found = {path.parent for name in (_CONFIG, _BEGUN) for path in folder.glob(pattern + name)}
-    if (folder / _CONFIG).exists() or (folder / _BEGUN).exists():
-        found = {folder, *(found if deep else ())}
-    yield from sorted(path for path in found if (path / _CONFIG).exists() or (path / _STATUS).exists())
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself if it holds a run, else those in it that do."""
+    found = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
+    holding = [path for path in found if (path / _CONFIG).exists() or _is_deployed(path)]
+    return holding[:1] if holding[:1] == [folder] else holding
+
+
+def _is_deployed(folder: Path) -> bool:
+    return (folder / _BEGUN).exists() and (folder / _STATUS).exists()
+
+
+def simulated_below(folder: Path) -> tuple[list[Run], list[str]]:
+    """All simulated runs below a folder, at any depth, by their paths; and what is wrong with those left out."""
+    runs, flaws = [], []
+    for path in sorted(folder.rglob(_CONFIG)):
+        if not any((path.parent / name).exists() for name in (_METRICS, _RESULT)):
+            continue  # one that did nothing yet, or someone else's file
+        try:
+            runs.append(_read(path.parent)._replace(name=str(path.parent.relative_to(folder))))
+        except DataError as error:
+            flaws.append(str(error))
+    return runs, flaws
 
 
 def stamps(folder: Path) -> tuple[object, ...]:
