@@ -5,7 +5,15 @@ import sys
 
 import click
 
-from fedrp.cli import attack, bench, deploy, privacy, reproduce, run  # noqa: F401 - importing them adds their commands
+from fedrp.cli import (  # noqa: F401 - importing them adds their commands
+    attack,
+    bench,
+    deploy,
+    privacy,
+    report,
+    reproduce,
+    run,
+)
 from fedrp.cli.common import as_options
 from fedrp.cli.common import cli as cli
 from fedrp.errors import INTERRUPTED, FedRPError

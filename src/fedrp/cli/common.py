@@ -187,6 +187,7 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     command = some_settings(*_FIELDS)(command)
     for option in (
         JSON_OPTION,
+        click.option("--live", is_flag=True, default=None, help="show the run in a browser while it goes on"),
         click.option("--resume", is_flag=True, default=None, help="go on with what is in --out"),
         click.option(
             "--keep", help="model that is delivered: of the last round, or the best on test data  [default: last]"
@@ -208,6 +209,7 @@ class Command:
     algorithms: str = COMPARED
     resume: bool = False
     keep: str = "last"
+    live: bool = False
     json: bool = False
 
     def __post_init__(self) -> None:

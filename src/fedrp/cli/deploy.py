@@ -1,7 +1,9 @@
 """Commands for the people who run a site: keys, rosters, how a deployment is doing."""
 
+import contextlib
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,8 @@ def site(settings: Path, check: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--agreed", type=click.Path(path_type=Path), help="the site's caps  [default: those of its last run]")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per run, data set of a site, and failures")
-def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
+@click.option("--live", is_flag=True, help="show it in a browser as it goes on, until Ctrl-C")
+def status(folder: Path, agreed: Path | None, as_json: bool, live: bool) -> None:
     """How a deployed run is doing: FOLDER is the state folder of a site, or the store of a server.
 
     At a site also its last failures, what all runs have spent of its privacy budget, and what is left.
@@ -102,6 +105,9 @@ def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
     from fedrp.storage.ledger import FILE
     from fedrp.storage.status import failures, statuses
 
+    if live:
+        _watch(folder)
+        return
     for place, run in enumerate(statuses(folder)):
         if as_json:
             print(json.dumps(run))
@@ -114,6 +120,18 @@ def status(folder: Path, agreed: Path | None, as_json: bool) -> None:
         print(json.dumps(budget.as_json()) if as_json else "\n".join(["", *budget.lines()]))
     if failed := failures(folder):
         print(json.dumps({"failures": failed}) if as_json else "\n".join(["", *map(_failure, failed)]))
+
+
+def _watch(folder: Path) -> None:
+    """Serve a page about the runs in a folder until Ctrl-C."""
+    from fedrp.reporting.live import runs_below, served
+    from fedrp.reporting.runs import read_runs
+
+    read_runs([folder])  # what is wrong with it is said now
+    with served(runs_below(folder), "no longer watched") as address:
+        print(f"live: {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def _failure(entry: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def _print_report(report: "ProjectionReport") -> None:
     """Every bound for one vector, then what holds against whom."""
     from rich.console import Console
 
-    from fedrp.reporting.statements import bound_table
+    from fedrp.reporting.bounds import bound_table
 
     Console().print(bound_table(report))
     _print_statements(report.statements)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import sys
 import typing
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,7 @@ def run(config: Path | None, **given: Any) -> None:
     task = named_task(settings, path_or_none(command.data_dir))
     with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
         again = _again("run", out, speed, command)
-        with _stoppable(out / CONFIG_FILE, again):
+        with _stoppable(out / CONFIG_FILE, again), _watched(out, command):
             result = simulate(settings, task, speed, out, command.resume, keep=command.keep, progress=True).as_json()
     if command.json:
         print(json.dumps(result))
@@ -65,7 +66,7 @@ def compare(config: Path | None, **given: Any) -> None:
     from fedrp.backends.choice import open_backend
     from fedrp.cli.comparison import COMPARISON_FILE, begin_comparison
     from fedrp.learning.task import named_task
-    from fedrp.progress import showing
+    from fedrp.reporting.progress import showing
     from fedrp.reporting.report import plot_headline, print_table, privacy_lines
     from fedrp.simulation.simulate import simulate
 
@@ -81,6 +82,7 @@ def compare(config: Path | None, **given: Any) -> None:
         again = _again("compare", out, speed, command)
         with (
             _stoppable(out / COMPARISON_FILE, again),
+            _watched(out, command),
             open_backend(speed) as backend,
             showing(names, settings.rounds) as show,
         ):
@@ -152,6 +154,24 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
     except KeyboardInterrupt:
         kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
         raise StoppedError(f"stopped{kept}") from None
+
+
+@contextmanager
+def _watched(out: Path, command: Command) -> typing.Iterator[None]:
+    """With --live, a page about what goes on inside; what it shows at the end stays in the folder."""
+    if not command.live:
+        yield
+        return
+    from fedrp.reporting.live import runs_below, served
+    from fedrp.reporting.page import write_report
+    from fedrp.reporting.runs import read_runs
+
+    page = out / "report.html"
+    with served(runs_below(out), f"ended; see {out}") as address:
+        print(f"live: {address}", file=sys.stderr, flush=True)
+        yield
+        write_report(read_runs([out]), page)
+    print(f"report: {page}", file=sys.stderr)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

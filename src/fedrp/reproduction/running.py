@@ -11,6 +11,8 @@ from fedrp.backends.choice import open_backend
 from fedrp.config.run import RunConfig
 from fedrp.config.speed import Speed
 from fedrp.learning.task import Task, named_task
+from fedrp.reporting.progress import Show, score_text
+from fedrp.reporting.runs import Line
 from fedrp.reproduction.plan import Figure, expected_seconds
 from fedrp.simulation.runfolder import CONFIG_FILE, read_json
 from fedrp.simulation.simulate import simulate
@@ -51,24 +53,24 @@ def run_all(figures: Sequence[Figure], root: Path, speed: Speed, data_dir: Path 
     with open_backend(speed) as backend:
         for number, (name, curve) in enumerate(missing.items(), len(results) + 1):
             folder, config = root / name, curve.config
-            label = f"run {number} of {len(wanted)}, {config.dataset}, E = {config.local_epochs}, {curve.label}"
-            show = _told(say, label + (f", m = {config.dim}" if config.dim else ""), config.rounds)
+            title = f"run {number} of {len(wanted)}, {config.dataset}, E = {config.local_epochs}, {curve.label}"
+            show = _told(say, title + (f", m = {config.dim}" if config.dim else ""), config.rounds)
             resume = (folder / CONFIG_FILE).exists()
             task = tasks[config.dataset, config.model]
             made = simulate(config, task, speed, folder, resume, backend=backend, progress=show)
             results[name] = made.as_json()
             done += expected.pop(name)
             left = sum(expected.values()) * (time.monotonic() - began) / done
-            say(f"{label}: {made.as_json()['accuracy']:.2f} %; about {_duration(left)} left")
+            say(f"{title}: {made.as_json()['accuracy']:.2f} %; about {_duration(left)} left")
     return results
 
 
-def _told(say: Say, label: str, rounds: int) -> Callable[[str, int, str, float], None]:
+def _told(say: Say, title: str, rounds: int) -> Show:
     """Tell of every fifth round: more would drown the rest."""
 
-    def show(_run: str, round_: int, now: str, seconds: float) -> None:
-        if round_ % 5 == 0 and round_ < rounds:
-            say(f"{label}: round {round_} of {rounds}, {now}, {seconds:.1f} s a round")
+    def show(_run: str, line: Line) -> None:
+        if line["round"] % 5 == 0 and line["round"] < rounds:
+            say(f"{title}: round {line['round']} of {rounds}, {score_text(line)}, {line['seconds']:.1f} s a round")
 
     return show
 

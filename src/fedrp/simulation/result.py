@@ -13,6 +13,7 @@ from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
+from fedrp.reporting.notebook import result_html
 from fedrp.types import Vector
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ class RunResult:
             shown.append(f"best in round {self.delivered_round}")
         shown.append(f"{self.as_json()['bytes_up']:,} bytes sent per client and round")
         return f"<RunResult {self.config.algorithm} on {self.config.dataset}: {', '.join(shown)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return result_html(self.as_json(), vars(self.config.stored))
 
     @property
     def accuracy(self) -> float:

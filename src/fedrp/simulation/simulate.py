@@ -38,11 +38,11 @@ from fedrp.learning.task import Task, examples, split_already, split_among_clien
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
-from fedrp.progress import Show, asked_for
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
+from fedrp.reporting.progress import Show, asked_for
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
 from fedrp.simulation.arguments import require_arguments
@@ -100,7 +100,7 @@ def simulate(
         tap: on the wire, see `Tap`.
         backend: one that is open already (`fedrp.backends.choice.open_backend`), to share its workers among runs.
         keep: which model is delivered: that of the last round, or of the best by the headline of the task.
-        progress: show how far the run is; or what shows it, from `fedrp.progress.showing`.
+        progress: show how far the run is; or what shows it, from `fedrp.reporting.progress.showing`.
 
     Guarantees: the result is a function of `config`, `task` and the engine alone, whatever the number and kind of
     workers, and whether or not the run was killed and resumed in between. Engines differ in the last digits.
@@ -140,7 +140,7 @@ def simulate(
             seconds = earlier + time.monotonic() - began
             if folder:
                 course.keep(folder, record, seconds, best.files(setup.run) if best else {})
-            show(setup.config.algorithm, record.round, _shown(task, record), record.seconds)
+            show(setup.config.algorithm, record.as_json())
             if on_round and _stopped(on_round, record, setup, course):
                 break
         if records[-1].round < setup.config.rounds:  # it was stopped, and measured as one of many rounds
@@ -156,11 +156,6 @@ def _kept_so_far(folder: RunFolder, keep: str, best: Best | None, records: Seque
     if keep == "best" and best is None and any(record.evaluation for record in records):
         raise ConfigError(f"{folder.root} was started with keep='last', its earlier models are gone: {RESUME}")
     return "best" if best else keep
-
-
-def _shown(task: Task, record: RoundRecord) -> str:
-    scored = record.evaluation and record.evaluation.delivered
-    return headline_of(task, scored).text(scored) if scored else "not scored"
 
 
 def _stopped(on_round: OnRound, record: RoundRecord, setup: ShardSetup, course: Course[End]) -> bool:

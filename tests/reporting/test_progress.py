@@ -1,6 +1,7 @@
-"""Progress is shown as the place allows: bars in a terminal, a line that is renewed in a notebook, else plain lines."""
+"""Progress is shown as the place allows: a table in a terminal, a renewed line in a notebook, else plain lines."""
 
 import builtins
+import io
 import os
 import pty
 import subprocess
@@ -8,9 +9,10 @@ import sys
 import types
 
 import pytest
+from rich.console import Console
 
 from fedrp import simulate
-from fedrp.progress import showing
+from fedrp.reporting.progress import board, score_text, showing, sparkline
 from helpers import environment, tiny_config, tiny_task
 
 PROGRAM = """
@@ -33,7 +35,7 @@ def test_nothing_is_shown_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_in_a_terminal_there_is_a_bar() -> None:
+def test_in_a_terminal_there_is_a_table_with_a_bar() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", PROGRAM]
     path = os.pathsep.join(["tests/support", environment().get("PYTHONPATH", "")])
@@ -52,6 +54,7 @@ def test_in_a_terminal_there_is_a_bar() -> None:
             shown += part
     assert "━" in shown.decode()
     assert "3/3" in shown.decode()
+    assert "0:00" in shown.decode()  # left
 
 
 class ZMQInteractiveShell:
@@ -79,8 +82,52 @@ def test_in_a_notebook_one_line_is_renewed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
     with showing(["fedavg"], 4) as show:
-        show("fedavg", 1, "50.00 %", 0.25)
-        show("fedavg", 2, "auroc 0.9", 0.25)
+        show("fedavg", {"round": 1, "accuracy": 50.0, "accuracy_average": 50.0, "seconds": 0.25})
+        show("fedavg", {"round": 2, "auroc": 0.9, "auroc_average": 0.9, "loss_average": 1.0, "seconds": 0.25})
     assert [how for how, _ in shown] == ["display", "update"]
     assert "1/4  50.00 %, 0.2 s" in shown[0][1]
     assert "2/4  auroc 0.9" in shown[1][1]
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_trend_goes_from_the_lowest_to_the_highest_value() -> None:
+    assert sparkline([0.0, 3.5, 7.0, 7.0]) == "▁▅██"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_a_round_is_told_by_what_the_run_is_judged_by() -> None:
+    assert score_text({"round": 1}) == "not scored"
+    assert (
+        score_text({"auroc": 0.91234, "auroc_average": 0.9, "accuracy": 1.0, "accuracy_average": 1.0}) == "auroc 0.9123"
+    )
+    assert score_text({"loss": None, "loss_average": None}) == "loss is no number"
+
+
+def rows(told: dict[str, list[dict[str, object]]], rounds: int) -> list[str]:
+    """The lines of the table below its head."""
+    console = Console(file=io.StringIO(), width=120)
+    console.print(board(told, rounds))
+    return console.file.getvalue().splitlines()[3:-1]
+
+
+def test_the_table_says_how_good_how_costly_and_how_long() -> None:
+    """Two rounds of 30 s each in five; 1,000 bytes of each of two clients in each."""
+    line = {
+        "participants": 2,
+        "seconds": 29.0,
+        "evaluation_seconds": 1.0,
+        "bytes_up_total": 1500,
+        "bytes_keys_down_total": 500,
+    }
+    first = {**line, "round": 1, "accuracy": 10.0, "accuracy_average": 10.0}
+    lines = [first, {**line, "round": 2}]  # the second was not scored
+    done, waiting = rows({"fedrp": lines, "fwc": []}, 5)
+    assert "2/5" in done
+    assert "10.00 %" in done
+    assert "2.0 kB" in done
+    assert done.rstrip().endswith("1:30")
+    assert "0/5" in waiting
+    assert "%" not in waiting
