@@ -72,7 +72,6 @@ CIFAR = "--dataset cifar10 --model cnn --clients 50"
 CIFAR_FIFTH = f"{CIFAR} --train-examples 10000"
 CIFAR_TRAINING = "--batch-size 16 --lr-schedule cosine --engine stacked:1"
 CIFAR_LR = " --lr 0.05"
-CIFAR_SUBSPACE_LR = " --lr 0.1"
 # Bits a parameter each way -> numbers of one bit, in whole bytes.
 CIFAR_BITS = {0.1: CNN_PARAMETERS // 10 // 32 * 32, 1: CNN_PARAMETERS}
 
@@ -247,7 +246,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
             "fedadmm": f"--algorithm fedadmm{CIFAR_LR}",
             "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
-            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_SUBSPACE_LR}" for bits, size in CIFAR_BITS.items()},
+            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_LR}" for bits, size in CIFAR_BITS.items()},
             **{f"fedavg-dp-{e}": f"--algorithm fedavg-dp --dp-epsilon {e}{CIFAR_LR}" for e in (10, 40)},
             "fwc": f"--algorithm fwc{CIFAR_LR}",
         },
@@ -257,7 +256,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{CIFAR} --rounds 40 --local-epochs 1 {CIFAR_TRAINING}",
         {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
-            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_SUBSPACE_LR}" for bits, size in CIFAR_BITS.items()},
+            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_LR}" for bits, size in CIFAR_BITS.items()},
         },
     ),
     "cifar-five-epochs": Experiment(
@@ -266,14 +265,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
             "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
-            "subspace-0.1": f"{_bits(CIFAR_BITS[0.1], 1)}{CIFAR_SUBSPACE_LR}",
+            "subspace-0.1": f"{_bits(CIFAR_BITS[0.1], 1)}{CIFAR_LR}",
         },
     ),
     "cifar-dims": Experiment(
         "CIFAR-10, sensitivity to m, a fifth of the training images, 50 clients, 20 rounds, E = 1",
         f"{CIFAR_FIFTH} --rounds 20 --local-epochs 1 {CIFAR_TRAINING}",
         {
-            **_subspace((100, 1000, 5000, 10000, 50000), CIFAR_SUBSPACE_LR),
+            **_subspace((100, 1000, 5000, 10000, 50000), CIFAR_LR),
             **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}{CIFAR_LR}" for m in (100, 10000, 50000)},
         },
     ),

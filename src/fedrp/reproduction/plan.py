@@ -67,7 +67,6 @@ class _Setting(NamedTuple):
     config: RunConfig
     printed_dim: int  # m of FedRP as printed, in figures 1 and 2
     dims: tuple[int, ...]  # of figure 3
-    subspace_lr: float | None = None
 
 
 def _bundled() -> _Setting:
@@ -87,7 +86,7 @@ def _cifar(scale: str) -> _Setting:
         lr_schedule="cosine",
     )  # fmt: skip
     title = f"CIFAR-10{'' if images is None else ', 10,000 images'}, CNN, 50 clients"
-    return _Setting(title, config, 10_000, DIMS + MORE_DIMS, 0.1)
+    return _Setting(title, config, 10_000, DIMS + MORE_DIMS)
 
 
 def _rounds(setting: _Setting, epochs: int, scale: str) -> Panel:
@@ -98,7 +97,7 @@ def _rounds(setting: _Setting, epochs: int, scale: str) -> Panel:
     curves = [
         Curve("FedAvg", replace(base, algorithm="fedavg")),
         Curve("FedADMM", replace(base, algorithm="fedadmm")),
-        Curve("FedRP-Subspace", _subspace(base, setting)),
+        Curve("FedRP-Subspace", replace(base, algorithm="fedrp-subspace")),
         Curve("FedRP as printed", _printed(base, setting.printed_dim)),
         *(
             Curve(f"FedAvg + DP, epsilon {epsilon:g}", replace(base, algorithm="fedavg-dp", dp_epsilon=epsilon))
@@ -114,15 +113,11 @@ def _against_m(setting: _Setting, scale: str) -> Panel:
     if setting.config.model == "cnn" and scale != "full":
         base = replace(base, rounds=base.rounds // 2)
     subspace = [
-        Curve("FedRP-Subspace", replace(_subspace(base, setting), dim=m, bits=32.0, bits_down=32.0))
+        Curve("FedRP-Subspace", replace(base, algorithm="fedrp-subspace", dim=m, bits=32.0, bits_down=32.0))
         for m in setting.dims
     ]
     printed = [Curve("FedRP as printed", _printed(base, m)) for m in setting.dims]
     return Panel(f"{setting.title}, E = 1", (*subspace, *printed))
-
-
-def _subspace(base: RunConfig, setting: _Setting) -> RunConfig:
-    return replace(base, algorithm="fedrp-subspace", lr=setting.subspace_lr or base.lr)
 
 
 def _printed(base: RunConfig, m: int) -> RunConfig:
