@@ -157,7 +157,7 @@ def test_without_scripts_the_numbers_are_there(browser: Browser, report: str, ru
 
 def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, images: Path, tmp_path: Path) -> None:
     """`fedrp run --live` in a process of its own, long enough that the page is open before its last round."""
-    small = [f"--dataset=npz:{images}", "--clients=3", "--rounds=40", "--dim=20", "--batch-size=4", "--workers=1"]
+    small = [f"--dataset=npz:{images}", "--clients=3", "--rounds=15", "--dim=20", "--batch-size=4", "--workers=1"]
     words = command("run", *small, "--algorithm=fedrp", "--live", f"--out={tmp_path / 'run'}")
     with subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
@@ -168,11 +168,11 @@ def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, images: P
         with opened(browser, address) as seen:
             count = "document.getElementById('chart-measure-0')?.data[0].x.length ?? 0"
             seen.page.wait_for_function(f"{count} > 0", timeout=120_000)
-            assert seen.page.evaluate(count) < 40
+            assert seen.page.evaluate(count) < 15
             seen.page.wait_for_function(
                 "document.getElementById('live').textContent.startsWith('ended')", timeout=300_000
             )
-            assert seen.page.evaluate(count) == 40
+            assert seen.page.evaluate(count) == 15
             history = json.loads((tmp_path / "run" / "result.json").read_text())["history"]
             assert seen.data("measure-0")[0]["y"] == [line["accuracy"] for line in history]
             assert seen.errors == []
@@ -186,7 +186,7 @@ def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, images: P
 
 
 def test_the_store_of_a_server_is_watched_as_it_goes_on(browser: Browser, tmp_path: Path) -> None:
-    """What `fedrp status --live` serves; the lines are those that a deployed server writes. Sites have names."""
+    """What `fedrp status --live` serves, of lines as a deployed server writes them. Names are the sites' own."""
     config = resolved(tiny_config("fedavg", dim=None), 100)
     about = {"role": "server", "algorithm": "fedavg", "rounds": 3, "clients": 4, "finished": False}
 
