@@ -30,7 +30,7 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = page.read_text()
-        lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+        lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
         lines += [code for code in re.findall(r"`(fedrp [^`]*[^|])`", text) if code.split()[1] not in FAMILIES]
         found += [(page.name, line.split("#")[0].strip()) for line in lines if line.startswith("fedrp ")]
     return sorted(set(found))
