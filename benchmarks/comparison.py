@@ -1,5 +1,6 @@
 """Algorithms on the same tasks: default against default, and the best that was kept against the best."""
 
+import statistics
 from typing import NamedTuple
 
 import kept
@@ -47,7 +48,7 @@ class Method(NamedTuple):
     @property
     def mean(self) -> float:
         """Accuracy; where every client keeps a model of its own, theirs on average."""
-        return sum(result["accuracy_client_mean"] for result in self.results) / len(self.results)
+        return float(statistics.mean(result["accuracy_client_mean"] for result in self.results))
 
 
 def methods_in(setting: Setting, algorithm: str) -> list[Method]:
