@@ -21,6 +21,7 @@ import kept
 import numpy as np
 import torch
 from origin import origin_of
+from page import placed, table
 
 from fedrp.attacks.experiment import attack_angles, attack_images, attack_keys
 from fedrp.attacks.figures import Strip, draw
@@ -298,10 +299,6 @@ def keep_all() -> dict[str, kept.Result]:
     return {name: results[command_of(name)] for name in JOBS}
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---"] * len(header), *lines])
-
-
 def inversion_table(results: dict[str, Any], names: Sequence[str]) -> str:
     lines = []
     for name in names:
@@ -313,7 +310,7 @@ def inversion_table(results: dict[str, Any], names: Sequence[str]) -> str:
                 *(f"{r['psnr_mean_image']:.1f}", f"{r['ssim']:.2f}", f"{100 * r['label_rate']:.0f} %"),
             ]
         )
-    return table(["attack", "images", "PSNR dB, mean (range)", "mean image dB", "SSIM", "labels"], lines)
+    return table(["attack", "images", "PSNR dB (range)", "mean image", "SSIM", "labels"], lines)
 
 
 def links_table(results: dict[str, Any]) -> str:
@@ -349,30 +346,26 @@ def membership_table(results: dict[str, Any]) -> str:
         return config.algorithm if config.dp_epsilon is None else f"{config.algorithm}, epsilon {config.dp_epsilon:g}"
 
     lines = [
-        [
-            *(title(name), f"{r['accuracy']:.1f}", f"{r['members']}, {r['members_of']}"),
-            *(*cells(r["loss"]), *cells(r["calibrated"])),
-        ]
+        [title(name), f"{r['accuracy']:.1f}", f"{r['members']:,}", *cells(r["loss"]), *cells(r["calibrated"])]
         for name, r in ((name, results[name]) for name in MEMBERSHIP)
     ]
-    header = ["algorithm", "test accuracy %", "members", "loss, AUC (95 %)", "found at 1 % false"]
-    return table([*header, "calibrated, AUC (95 %)", "found at 1 % false"], lines)
+    header = ["algorithm", "test %", "members", "loss, AUC (95 %)", "found", "calibrated, AUC (95 %)", "found"]
+    return table(header, lines)
 
 
 def keys_table(results: dict[str, Any]) -> str:
     r = results["keys"]
-    seconds = f"{r['seconds']:.0f} s"
     days = r["hours_for_all_32_bit_seeds"] / 24
     return table(
-        ["secret", "candidates", "tried", "in", "per second", "found", "all of them, on this core"],
+        ["secret", "candidates", f"tried in {r['seconds']:.0f} s", "per second", "found", "all, on this core"],
         [
             [
-                *(f"seed of {r['seed_bits']} bits, torch", f"2^{r['seed_bits']}", f"{r['seeds_tried']:,}", seconds),
+                *(f"{r['seed_bits']}-bit seed, torch", f"2^{r['seed_bits']}", f"{r['seeds_tried']:,}"),
                 *(f"{r['seeds_per_second']:,}", "yes" if r["seed_found"] else "no"),
-                f"{2 ** r['seed_bits'] / r['seeds_per_second']:.0f} s; all 2^32 seeds: {days:.0f} days",
+                f"{2 ** r['seed_bits'] / r['seeds_per_second']:.0f} s; 2^32: {days:.0f} days",
             ],
             [
-                *("round key of 32 bytes", f"2^{r['key_bits']}", f"{r['keys_tried']:,}", seconds),
+                *("round key of 32 bytes", f"2^{r['key_bits']}", f"{r['keys_tried']:,}"),
                 *(f"{r['keys_per_second']:,}", "yes" if r["key_found"] else "no"),
                 f"2^{r['log2_years_for_all_keys']:.0f} years",
             ],
@@ -439,12 +432,8 @@ def render() -> None:
         "membership": membership_table(results),
         "keys": keys_table(results),
     }
-    page = PAGE.read_text()
     for name, text in tables.items():
-        before, rest = page.split(f"<!-- {name}: begin -->")
-        _, after = rest.split(f"<!-- {name}: end -->")
-        page = f"{before}<!-- {name}: begin -->\n\n{text}\n\n<!-- {name}: end -->{after}"
-    PAGE.write_text(page)
+        placed(name, text, PAGE)
 
 
 def main() -> None:

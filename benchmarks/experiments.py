@@ -88,7 +88,7 @@ def _private(method: str, clip: float, lr: float, momentum: float = 0) -> str:
 
 EXPERIMENTS: dict[str, Experiment] = {
     "mnist": Experiment(
-        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
+        "The paper's algorithms, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         f"{MNIST} --local-epochs 1",
         {
             "fedavg": DEFAULT_FEDAVG,
@@ -100,7 +100,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "subspace": Experiment(
-        "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",
+        "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
         f"{MNIST} --local-epochs 1",
         {"fedavg": DEFAULT_FEDAVG, **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
         seeds=(0, 1, 2),
@@ -112,7 +112,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         seeds=(0, 1, 2),
     ),
     "fedavg-grid": Experiment(
-        "FedAvg's learning rate (0.1 is the default) and server momentum (none by default), full MNIST, E = 1",
+        "FedAvg's learning rate and server momentum (none by default), full MNIST, 30 rounds, E = 1",
         f"{MNIST} --local-epochs 1 --algorithm fedavg",
         {
             **_fedavg_rates((0.2, 0.4, 0.8)),
@@ -177,12 +177,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         {"subspace": _bits(65536, 1)},
     ),
     "five-epochs": Experiment(
-        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5, default settings",
+        "Five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5",
         f"{MNIST} --local-epochs 5",
         {"fedavg": DEFAULT_FEDAVG, **_subspace((1000,), OWN), **_subspace((100, 10, 1), WITHOUT)},
     ),
     "five-epochs-grid": Experiment(
-        "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
+        "FedAvg's learning rate, full MNIST, E = 5",
         f"{MNIST} --local-epochs 5 --algorithm fedavg",
         _fedavg_rates((0.2, 0.4)),
     ),

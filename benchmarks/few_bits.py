@@ -109,8 +109,8 @@ def rendered(result: dict[str, Any]) -> str:
         "rotate, s",
         "code, s",
         "decode, s",
-        "mean there and back, s",
-        "of the clients' training",
+        "mean back, s",
+        "of the training",
     ]
     return table(header, lines) + "\n\n" + came_from([result["origin"]])
 

@@ -1,11 +1,15 @@
-"""Measured tables in docs/performance.md: each between two comments, and written there by what measures it."""
+"""Parts of the pages of measurements: what is between two comments is written there by what measures it."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 FIGURES = PAGE.parent / "figures"
+WIDTH = 100  # of a line of the page
+_TIED = "\N{NO-BREAK SPACE}"  # no line ends here
 
 
 def placed(name: str, text: str, page: Path = PAGE) -> None:
@@ -20,8 +24,8 @@ def placed(name: str, text: str, page: Path = PAGE) -> None:
 
 def table(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """A Markdown table, numbers to the right."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in [header, rule, *lines])
+    shown = [f"| {' | '.join(map(str, cells))} |" for cells in [header, *lines]]
+    return "\n".join([shown[0], "|---" + "|---:" * (len(header) - 1) + "|", *shown[1:]])
 
 
 def spread(median: float, bounds: Sequence[float], digits: int = 2) -> str:
@@ -29,9 +33,38 @@ def spread(median: float, bounds: Sequence[float], digits: int = 2) -> str:
     return f"{median:,.{digits}f} ({bounds[0]:,.{digits}f} to {bounds[1]:,.{digits}f})"
 
 
+def filled(text: str) -> str:
+    """A paragraph in lines that fit the page."""
+    return _wrapped(re.sub(r" (?==)|(?<==) | (?=%)|(?<=\d,) (?=\d)", _TIED, text))
+
+
+def command(line: str) -> str:
+    """A command for a block of shell, over several lines where it is long; an option stays with its value."""
+    return " \\\n".join(_wrapped(re.sub(r" (?!--)", _TIED, line), WIDTH - 2, after="  ").splitlines())
+
+
+def remark(text: str) -> str:
+    """A comment for a block of shell."""
+    return _wrapped(text, before="# ", after="#   ")
+
+
+def _wrapped(text: str, width: int = WIDTH, before: str = "", after: str = "") -> str:
+    lines = textwrap.wrap(text, width, initial_indent=before, subsequent_indent=after, break_on_hyphens=False)
+    return "\n".join(lines).replace(_TIED, " ")
+
+
+def shell(*parts: str) -> str:
+    """A block of shell."""
+    return "\n".join(["```sh", *parts, "```"])
+
+
 def came_from(origins: Iterable[dict[str, Any]]) -> str:
-    """A line for under a table: where its numbers come from, each origin once."""
-    lines = {f"`{o['command']}`, commit {o['commit']}, {o['date']}, {o['machine']}" for o in origins}
-    if not lines:
+    """A block for under a table: the commands that made it, each once, with commit, date and machine."""
+    made: dict[str, list[str]] = {}
+    for origin in origins:
+        commands = made.setdefault(f"commit {origin['commit']}, {origin['date']}, {origin['machine']}", [])
+        if origin["command"] not in commands:
+            commands.append(origin["command"])
+    if not made:
         raise SystemExit("nothing is kept yet: measure first")
-    return "Made by " + "; ".join(sorted(lines)) + "."
+    return shell(*(line for told, commands in made.items() for line in (remark(told), *map(command, commands))))

@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import numpy.typing as npt
+import page
 import torch
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
@@ -24,9 +25,7 @@ from fedrp.projection.families import FAMILIES, make_projection
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
-FIGURE = DOCUMENT.parent / "figures" / "projection_cost.svg"
-BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+FIGURE = page.FIGURES / "projection_cost.svg"
 
 VGG16, LENET = 134_301_514, 61_706
 STACK = 100
@@ -80,9 +79,7 @@ def number(value: float) -> str:
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    shown = [[number(cell) if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, rule, *shown])
+    return page.table(header, [[number(cell) if isinstance(cell, float) else cell for cell in line] for line in lines])
 
 
 def isolated(family: str, columns: int, rows: int) -> dict[str, float]:
@@ -114,7 +111,7 @@ def targets() -> str:
         f"{rate:.0f} Gflop/s. Peaks of the whole process: `sign` {sign['peak_rss_mb']:.0f} MB, "
         f"`hadamard` {mixed['peak_rss_mb']:.0f} MB, `gaussian` streamed {streamed['peak_rss_mb']:.0f} MB."
     )
-    return table(["what", "unit", "target", "measured"], lines) + "\n\n" + note
+    return table(["what", "unit", "target", "measured"], lines) + "\n\n" + page.filled(note)
 
 
 def measure(make: Callable[[int, int], Apply], rows: int, stack: FloatArray) -> tuple[float, float, float]:
@@ -129,7 +126,7 @@ def side_by_side(columns: int, rows: int) -> str:
     results = {name: measure(make, rows, stack) for name, make in MAKERS.items()}
     reference = results["fedrp gaussian"][0] + results["fedrp gaussian"][2]
     lines = [(name, *(1e3 * t for t in times), (times[0] + times[2]) / reference) for name, times in results.items()]
-    title = f"n = {columns:,}, m = {rows:,}. Milliseconds; the last column is generation plus {STACK} vectors"
+    title = f"n = {columns:,}, m = {rows:,}, in ms; the last column is generation plus {STACK} vectors"
     header = ["", "generation", "one vector", f"{STACK} vectors", "times `fedrp gaussian`"]
     return f"**{title}.**\n\n{table(header, lines)}"
 
@@ -176,16 +173,13 @@ def machine() -> str:
 
 
 def main() -> None:
-    parts = [f"Machine: {machine()}."]
+    parts = [page.filled(f"Machine: {machine()}.")]
     for name, make in MAKERS.items():  # compile and import before anything is timed
         make(1000, 10)(np.ones((1, 1000), np.float32))
         print(f"ready: {name}")
     parts += [targets(), side_by_side(LENET, 1000), side_by_side(1_000_000, 100)]
     figure()
-    text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    DOCUMENT.write_text(before + BEGIN + "\n\n" + "\n\n".join(parts) + "\n\n" + END + after)
+    page.placed("tables", "\n\n".join(parts))
     print("\n\n".join(parts))
 
 

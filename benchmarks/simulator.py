@@ -112,27 +112,34 @@ def measure(row: Row, clients: int, speed: Speed, repeats: int, starts: int) -> 
 
 
 def rendered(results: Mapping[str, Any]) -> str:
-    """The table: a line for each row and number of workers."""
-    lines = []
-    for result in results.values():
+    """Two tables with a line for each row and number of workers: speed, and what it is the speed of."""
+    speeds, about = [], []
+    for options, result in results.items():
+        name = f"`{options.split()[2]}`"  # simulator --row NAME ...
         references = [result["references"][str(count)] for count in PROCESSES]  # keys as JSON has them
         start, memory = result.get("seconds_to_first_round"), result.get("peak_rss_mb")
-        lines.append(
+        speeds.append(
             (
-                result["title"],
-                result["workers"],
+                *(name, result["workers"]),
                 *(spread(reference["ratio"], reference["ratio_range"]) for reference in references),
                 spread(result["images_per_second"], result["images_per_second_range"], 0),
                 f"{references[0]['images_per_second']:,.0f}",
-                "-" if start is None else f"{start:.1f}",
+            )
+        )
+        about.append(
+            (
+                *(name, result["title"], result["workers"], "-" if start is None else f"{start:.1f}"),
                 "-" if memory is None else f"{memory:,.0f}",
             )
         )
-    header = [
-        *("", "workers", "times the plain loop", "times it in 2 processes", "images/s", "plain loop, images/s"),
-        *("seconds to the first round", "peak MB"),
-    ]
-    return table(header, lines) + "\n\n" + came_from(result["origin"] for result in results.values())
+    header = ["", "workers", "times the plain loop", "in 2 processes", "images/s", "plain loop"]
+    return "\n\n".join(
+        [
+            table(header, speeds),
+            table(["", "model, data", "workers", "first round, s", "peak MB"], about),
+            came_from(result["origin"] for result in results.values()),
+        ]
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """What is published is what was kept: one file for each table, an index, and pages that are rendered from them."""
 
+import functools
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,12 +56,125 @@ def test_the_page_of_results_is_rendered_from_what_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: ModuleType
 ) -> None:
     page = results.PAGE.read_text()
-    assert page.count("<!-- table ") > 10
-    (tmp_path / "results.md").write_text("".join(line for line in page.splitlines(True) if not line.startswith("| `")))
+    emptied, count = re.subn(r"(<!-- table (\S+) -->\n).*?(?=<!-- end \2 -->)", r"\1", page, flags=re.DOTALL)
+    assert count > 10
+    (tmp_path / "results.md").write_text(emptied)
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     monkeypatch.setattr(results, "FIGURE_MAKERS", {})
     results.render()
     assert results.PAGE.read_text() == page
+
+
+@pytest.mark.parametrize("name", ["results", "performance", "attacks"])
+def test_lines_of_measured_pages_are_short(name: str) -> None:
+    lines = (ROOT / "docs" / f"{name}.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > 100] == []
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def run_of(options: str, seed: int, accuracy: float, nbytes: int = 1000) -> tuple[str, dict[str, object]]:
+    own = ("", "_client_mean", "_client_min", "_client_max", "_average")
+    result = {
+        **{f"accuracy{which}": accuracy for which in own},
+        **{"seed": seed, "rounds": 30, "bytes_up": nbytes, "bytes_down": nbytes + 30, "origin": {"commit": "abc"}},
+    }
+    return f"{options} --seed {seed}", result
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, tables: ModuleType, *runs: tuple[str, dict[str, object]]) -> None:
+    """These runs, and no others, are kept."""
+    monkeypatch.setattr(tables.kept, "read_index", lambda: {"hash": "mnist"})
+    monkeypatch.setattr(tables.kept, "read", lambda _table: dict(runs))
+    kept_runs = importlib.import_module("kept_runs")
+    kept_runs.everything.cache_clear()
+    monkeypatch.setattr(kept_runs, "everything", functools.cache(kept_runs.everything.__wrapped__))
+    monkeypatch.setattr(importlib.import_module("comparison"), "everything", kept_runs.everything)
+
+
+@pytest.fixture
+def tables(results: ModuleType) -> ModuleType:
+    return importlib.import_module("tables")
+
+
+def test_a_table_has_columns_for_what_differs_and_a_command_for_the_rest(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tables.EXPERIMENTS["mnist"]._replace(
+        title="Some runs",
+        base="--dataset mnist --clients 5",
+        runs={
+            "a": "--algorithm fedavg --lr 0.1",
+            "b": "--algorithm fedrp --dim 10 --lr 0.2",
+            "c": "--algorithm fedrp --dim 20 --lr 0.2 --secure-aggregation",
+            "d": "--algorithm fedrp --dim 30 --lr 0.2",
+        },
+    )
+    monkeypatch.setitem(tables.EXPERIMENTS, "some", experiment)
+    b, c = (f"{experiment.base} {experiment.runs[name]}" for name in "bc")
+    keep(
+        monkeypatch,
+        tables,
+        run_of(f"{experiment.base} {experiment.runs['a']}", 0, 90.0, 4000),
+        *(run_of(b, seed, accuracy) for seed, accuracy in enumerate((80.0, 81.0, 82.0))),
+        run_of(c, 0, 85.0, 2000),
+    )
+    assert tables.show(tables.Shown(("some",))).splitlines() == [
+        r"**Some runs.** Accuracy %; seeds 0, 1, 2; \*: one seed.",
+        "",
+        "| algorithm | dim | secure-aggregation | accuracy % | B each way |",
+        "|---|---:|---:|---:|---:|",
+        "| fedavg | - | - | 90.00* | 4,000 |",
+        "| fedrp | 10 | - | 81.00 ± 1.00 | 1,000 |",
+        "| fedrp | 20 | yes | 85.00* | 2,000 |",
+        "",
+        "```sh",
+        "# commits abc",
+        "fedrp run --dataset mnist --clients 5 --seed SEED ...",
+        "# --algorithm fedavg --lr 0.1",
+        "# --algorithm fedrp --lr 0.2",
+        "```",
+    ]
+    across = tables.show(tables.Shown(("some",), across=("lr",)))
+    assert "| algorithm | dim | secure-aggregation | lr 0.1 | lr 0.2 | B each way |" in across
+    assert "| fedrp | 10 | - | - | 81.00 ± 1.00 | 1,000 |" in across
+
+
+def test_defaults_and_the_best_are_found_among_all_kept_runs(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given or not; the best of those with the most seeds; runs of other tasks do not count."""
+    setting = tables.SETTINGS[0]
+    runs = {
+        "--algorithm fedavg --lr 0.4": (97.0, 98.0, 99.0),
+        "--algorithm fedavg --lr 0.2 --engine stacked:4": (98.0, 98.5, 99.0),
+        "--algorithm fedavg --lr 0.3": (99.9,),
+        "--algorithm fedadmm": (95.0,),
+        "--algorithm fedavg --lr 0.5 --partition shards:2": (99.9, 99.9, 99.9),
+        "--algorithm fedavg --lr 0.5 --dp-epsilon 5": (99.9, 99.9, 99.9),
+    }
+    every = [
+        run_of(f"{setting.base} {options}", seed, accuracy)
+        for options, accuracies in runs.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    keep(monkeypatch, tables, *every)
+    rows = {tuple(line.split(" | ")[:2]): line.split(" | ")[2] for line in tables.comparison_table().splitlines()[2:12]}
+    assert rows["| `fedavg`", "default"] == "98.00 ± 1.00"
+    assert rows["| `fedavg`", "best"] == "98.50 ± 0.50"
+    assert rows["| `fedadmm`", "default"] == rows["| `fedadmm`", "best"] == "95.00*"
+    assert rows["| `fedrp-subspace`", "best"] == "-"
+    assert "# fedavg: default --lr 0.4 (1,000 B); best of 3 --lr 0.2 (1,000 B)" in tables.comparison_table()
+
+
+def test_commands_are_broken_between_options() -> None:
+    page = importlib.import_module("page")
+    line = "fedrp run " + " ".join(f"--option-{number} value" for number in range(20))
+    broken = page.command(line)
+    assert max(map(len, broken.splitlines())) <= 100
+    assert broken.replace(" \\\n ", "") == line
+    assert all(part.strip().startswith("--") for part in broken.splitlines()[1:])
 
 
 def test_a_run_that_two_tables_ask_for_is_kept_once_and_replaced_where_it_is(tmp_path: Path) -> None:
