@@ -34,6 +34,7 @@ ROOMS = {
     "storage": "what survives a crash",
     "backends": "what runs simulated clients: processes or Ray",
     "simulation": "all parties on this machine or cluster",
+    "exporting": "models for other programs: files and predictions",
     "flower": "real machines",
     "auditing": "try to refute a stated epsilon",
     "attacks": "try to read the data",

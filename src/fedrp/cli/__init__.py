@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from fedrp.cli import attack, bench, deploy, privacy, run  # noqa: F401 - importing them adds their commands
+from fedrp.cli import attack, bench, deploy, export, privacy, run  # noqa: F401 - importing them adds their commands
 from fedrp.cli.common import as_options
 from fedrp.cli.common import cli as cli
 from fedrp.errors import INTERRUPTED, FedRPError
