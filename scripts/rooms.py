@@ -39,6 +39,7 @@ ROOMS = {
     "auditing": "try to refute a stated epsilon",
     "attacks": "try to read the data",
     "reporting": "tables, plots, pages",
+    "trackers": "what a run measures, for TensorBoard, MLflow and Weights & Biases",
     "benchmarking": "how fast it is, as ratios measured in one run",
     "testing": "a federation on one machine, for tests and demos",
     "cli": "one file per group of commands",
