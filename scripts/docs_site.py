@@ -129,7 +129,7 @@ def api() -> str:
     lines += [f"::: {_home(module, name)}.{name}" for name, module in homes.items()]
     lines += ["", "## Trackers", ""]
     for name in tracker_names:
-        home = getattr(fedrp.trackers, name).__module__  # type: ignore[attr-defined]
+        home = getattr(fedrp.trackers, name).__module__
         lines += [f"::: {home}.{name}", "    options: {heading_level: 3}", ""]
     return "\n".join([*lines, ""])
 
