@@ -17,6 +17,7 @@ import pytest
 import fedrp
 from fedrp import trackers
 from fedrp.cli import main
+from fedrp.cli.common import read_settings
 from fedrp.errors import ConfigError
 from fedrp.simulation.measures import RoundModel
 from fedrp.simulation.result import RoundRecord
@@ -272,6 +273,12 @@ def test_the_command_line_tracks_and_resumes(
         assert kept.settings["dataset"] == f"npz:{images}"
     for path in out.rglob("*"):
         assert not path.is_file() or b"a-secret-of-the-user" not in path.read_bytes(), path
+
+
+def test_a_file_of_settings_may_list_trackers(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('log = ["mlflow", "tensorboard"]\n')
+    assert read_settings(tmp_path / "my.toml", {})[2].log == "mlflow,tensorboard"
+    assert read_settings(tmp_path / "my.toml", {"log": "wandb"})[2].log == "wandb"
 
 
 def test_a_comparison_has_one_store(images: Path, tmp_path: Path) -> None:

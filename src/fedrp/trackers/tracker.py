@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrp.errors import ConfigError, DataError
-from fedrp.files import SHARED, beginning, replace_file
+from fedrp.files import SHARED, beginning, replace_file, writing
 from fedrp.reporting.report import privacy_lines
 from fedrp.simulation.measures import OnRound, RoundModel, Signal, Stop
 from fedrp.simulation.result import RoundRecord, RunResult
@@ -84,13 +84,14 @@ class Tracker(AbstractContextManager["Tracker"]):
         return self._writer
 
     def _hand_over(self, writer: Writer, line: Mapping[str, Any]) -> None:
-        writer.round(line["round"], measured(line))
+        with writing(self._folder):
+            writer.round(line["round"], measured(line))
         self._keep(writer, self._summed_up)
 
     def _keep(self, writer: Writer, summed_up: int) -> None:
         self._summed_up = summed_up
         state = {"run": writer.run, "round": writer.last, "summed_up": summed_up, "settings": self._settings}
-        with beginning(self._state_file):
+        with writing(self._state_file):
             replace_file(self._state_file, json.dumps(state, indent=2).encode(), SHARED)
 
     def _state(self) -> dict[str, Any]:
