@@ -5,7 +5,7 @@ READY := .venv/.ready
 FUZZER := .venv/.fuzzer
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-flower test test-all fuzz lint types lock audit results bench clean
+.PHONY: help setup demo demo-flower test test-all fuzz lint types docs docs-serve lock audit results bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -47,6 +47,13 @@ lint: $(READY) ## Check style
 
 types: $(READY) ## Check types, strictly
 	@$(BIN)/mypy
+
+docs: $(READY) ## Build the docs site into site/, strictly: every link and name must lead somewhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+docs-serve: $(READY) ## Show the docs site on 127.0.0.1:8000, and build it anew when a page changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
 
 # PyPI's builds for Linux on x86-64, where torch brings CUDA. pip refuses everything else.
 lock: $(READY) ## Write requirements.lock: constraints.txt with hashes, for the image (needs a network)

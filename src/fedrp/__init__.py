@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedrp.algorithms.registration import register
     from fedrp.config import RunConfig, Speed
     from fedrp.errors import FedRPError
+    from fedrp.exporting.formats import export
     from fedrp.learning.layout import load_vector, replace_batchnorm
     from fedrp.learning.task import Task, named_task
     from fedrp.simulation.measures import Stop
@@ -26,6 +27,7 @@ __all__ = [
     "Stop",
     "Task",
     "__version__",
+    "export",
     "load_vector",
     "named_task",
     "register",
@@ -40,6 +42,7 @@ _HOMES = {
     "Speed": "fedrp.config",
     "Stop": "fedrp.simulation.measures",
     "Task": "fedrp.learning.task",
+    "export": "fedrp.exporting.formats",
     "load_vector": "fedrp.learning.layout",
     "named_task": "fedrp.learning.task",
     "register": "fedrp.algorithms.registration",

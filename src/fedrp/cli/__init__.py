@@ -9,6 +9,7 @@ from fedrp.cli import (  # noqa: F401 - importing them adds their commands
     attack,
     bench,
     deploy,
+    export,
     privacy,
     report,
     reproduce,

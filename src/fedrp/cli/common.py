@@ -192,6 +192,12 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--keep", help="model that is delivered: of the last round, or the best on test data  [default: last]"
         ),
+        click.option(
+            *("--log", "log"),
+            multiple=True,
+            callback=lambda _context, _option, names: ",".join(names) or None,
+            help="also write for a tracker below the run folder: tensorboard, mlflow or wandb; repeatable",
+        ),
         click.option("--out", help="folder for what is made  [default: a new one below runs/]"),
         DATA_DIR_OPTION,
         CONFIG_ARGUMENT,
@@ -210,6 +216,7 @@ class Command:
     resume: bool = False
     keep: str = "last"
     live: bool = False
+    log: str = ""
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -238,8 +245,9 @@ def given_settings(config: Path | None, given: Settings) -> Settings:
     """What the config file and the options together ask for, and nothing else; options win."""
     known = [field.name for record in (RunConfig, Speed, Command) for field in dataclasses.fields(record)]
     settings = {} if config is None else read_toml(config, known, table="run")
-    if isinstance(listed := settings.get("algorithms"), list):
-        settings["algorithms"] = ",".join(map(str, listed))
+    for name in ("algorithms", "log"):
+        if isinstance(listed := settings.get(name), list):
+            settings[name] = ",".join(map(str, listed))
     return settings | {name: value for name, value in given.items() if value is not None}
 
 

@@ -39,13 +39,16 @@ def run(config: Path | None, **given: Any) -> None:
     from fedrp.reporting.report import print_table, result_details
     from fedrp.simulation.runfolder import CONFIG_FILE
     from fedrp.simulation.simulate import simulate
+    from fedrp.trackers import tracking
 
     name = settings.algorithm
     task = named_task(settings, path_or_none(command.data_dir))
     with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
         again = _again("run", out, speed, command)
-        with _stoppable(out / CONFIG_FILE, again), _watched(out, command):
-            result = simulate(settings, task, speed, out, command.resume, keep=command.keep, progress=True).as_json()
+        with _stoppable(out / CONFIG_FILE, again), _watched(out, command), tracking(command.log, out) as tracker:
+            done = simulate(settings, task, speed, out, command.resume, tracker, keep=command.keep, progress=True)
+            tracker.finish(done)
+    result = done.as_json()
     if command.json:
         print(json.dumps(result))
     else:
@@ -69,6 +72,7 @@ def compare(config: Path | None, **given: Any) -> None:
     from fedrp.reporting.progress import showing
     from fedrp.reporting.report import plot_headline, print_table, privacy_lines
     from fedrp.simulation.simulate import simulate
+    from fedrp.trackers import tracking
 
     names = [name.strip() for name in command.algorithms.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
@@ -87,8 +91,15 @@ def compare(config: Path | None, **given: Any) -> None:
             showing(names, settings.rounds) as show,
         ):
             for item in configs:
-                folder, asked = out / item.algorithm, command.resume
-                done = simulate(item, task, speed, folder, asked, backend=backend, keep=command.keep, progress=show)
+                folder = out / item.algorithm
+                with tracking(command.log, folder, shared=out) as tracker:
+                    done = simulate(
+                        *(item, task, speed, folder, command.resume, tracker),
+                        backend=backend,
+                        keep=command.keep,
+                        progress=show,
+                    )
+                    tracker.finish(done)
                 results.append(done.as_json())
         plot = out / "accuracy.png"
         plot_headline(results, plot)
@@ -130,8 +141,7 @@ def _again(name: str, out: Path, speed: Speed, command: Command) -> str:
     options = {name: value for name, value in dataclasses.asdict(speed).items() if value != usual[name]}
     if command.data_dir:
         options["data_dir"] = command.data_dir
-    if command.keep != Command.keep:
-        options["keep"] = command.keep
+    options |= {name: given for name in ("keep", "log") if (given := getattr(command, name)) != getattr(Command, name)}
     words = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
     return shlex.join(["fedrp", name, "--resume", "--out", str(out), *words])
 

@@ -117,9 +117,9 @@ def load_dataset(name: str, data_dir: Path | None = None, relabel: bool = False)
         train, test = (part._replace(y=_column(part.y)) for part in entry.read(entry.located(data_dir)))
         if facts is None:
             train, test = _relabelled(train, test) if relabel else _numbered(train, test)
-        train_x, train_y = _checked(train, facts and facts.shape, facts and facts.classes)
+        train_x, train_y = checked(train, facts and facts.shape, facts and facts.classes)
         classes = facts.classes if facts else int(train_y.max()) + 1
-        test_x, test_y = _checked(test, train_x.shape[1:], classes)
+        test_x, test_y = checked(test, train_x.shape[1:], classes)
         if train_x.dtype != test_x.dtype:
             raise DataError(f"{train.x_name} is {train_x.dtype} but {test.x_name} is {test_x.dtype}")
     except _UnnumberedError:
@@ -184,7 +184,7 @@ def _numbered(train: Part, test: Part) -> tuple[Part, Part]:
     return train, test
 
 
-def _checked(part: Part, shape: tuple[int, ...] | None, classes: int | None) -> tuple[Inputs, Labels]:
+def checked(part: Part, shape: tuple[int, ...] | None, classes: int | None) -> tuple[Inputs, Labels]:
     """The part in canonical types, or the first thing wrong with it; None stands for whatever the part itself has."""
     x, y = part.x, part.y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):

@@ -171,7 +171,8 @@ Stop: Final = Signal.STOP  # returned by `on_round`: the run ends with this roun
 class RoundModel:
     """The model that a round would deliver: `model()` builds the module, once, and only if it is asked for."""
 
-    def __init__(self, round_: int, build: Callable[[], nn.Module]) -> None:
+    def __init__(self, round_: int, config: Resolved, build: Callable[[], nn.Module]) -> None:
+        self.config = config  # of the run
         self._round, self._build = round_, build
         self._module: nn.Module | None = None
         self._over = False

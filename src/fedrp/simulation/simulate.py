@@ -166,7 +166,7 @@ def _stopped(on_round: OnRound, record: RoundRecord, setup: ShardSetup, course: 
         module.load_state_dict(course.clients.state(delivered_model(setup.config, course)))
         return module
 
-    model = RoundModel(record.round, build)
+    model = RoundModel(record.round, setup.config, build)
     try:
         return on_round(record, model) is Stop
     finally:

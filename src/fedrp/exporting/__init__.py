@@ -1,0 +1,1 @@
+"""Delivered models for other programs: files that need no fedrp, and predictions."""
