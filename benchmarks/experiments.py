@@ -70,9 +70,11 @@ PRIVATE_BEST = {
 CNN_PARAMETERS = 846_634
 CIFAR = "--dataset cifar10 --model cnn --clients 50"
 CIFAR_FIFTH = f"{CIFAR} --train-examples 10000"
+CIFAR_HELD_OUT = (
+    "--dataset npz:runs/cifar-validation.npz --model cnn --train-examples 4000 --clients 20 --local-epochs 1"
+)
 CIFAR_TRAINING = "--batch-size 16 --lr-schedule cosine --engine stacked:1"
-CIFAR_LR = " --lr 0.05"
-CIFAR_SUBSPACE_LR = " --lr 0.1"
+CIFAR_LR = " --lr 0.05"  # also of the subspace mode: twice that learns less there
 # Bits a parameter each way -> numbers of one bit, in whole bytes.
 CIFAR_BITS = {0.1: CNN_PARAMETERS // 10 // 32 * 32, 1: CNN_PARAMETERS}
 
@@ -230,8 +232,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "cifar-grid": Experiment(
         "CIFAR-10, batch size and learning rate of FedAvg by images held out of the training set, the paper's network, "
         "20 clients with 200 images each, 10 rounds, E = 1",
-        "--dataset npz:runs/cifar-validation.npz --model cnn --train-examples 4000 --clients 20 --rounds 10 "
-        "--local-epochs 1 --algorithm fedavg --engine sequential",
+        f"{CIFAR_HELD_OUT} --rounds 10 --algorithm fedavg --engine sequential",
         {
             f"fedavg-batch{size}-lr{lr}-momentum{momentum}": f"--lr {lr} --batch-size {size} --momentum {momentum}"
             for size, lr, momentum in (
@@ -240,6 +241,17 @@ EXPERIMENTS: dict[str, Experiment] = {
             )
         },
     ),
+    "cifar-grid-subspace": Experiment(
+        "CIFAR-10, learning rate of FedRP-Subspace at 0.1 bits a parameter, as in cifar-grid",
+        f"{CIFAR_HELD_OUT} --rounds 10 --batch-size 16 --engine sequential",
+        {f"subspace-lr{lr}": f"{_bits(CIFAR_BITS[0.1], 1)} --lr {lr}" for lr in (0.1, 0.05)},
+    ),
+    "cifar-grid-augment": Experiment(
+        "CIFAR-10, augmentation over 40 rounds, as in cifar-grid",
+        f"{CIFAR_HELD_OUT} --rounds 40 --batch-size 16 --lr-schedule cosine --algorithm fedavg --lr 0.05 "
+        "--engine sequential",
+        {f"fedavg-{augment}": f"--augment {augment}" for augment in ("none", "flip-crop")},
+    ),
     "cifar-40": Experiment(
         "CIFAR-10, a fifth of the training images, the paper's GroupNorm network, 50 clients, 40 rounds, E = 1",
         f"{CIFAR_FIFTH} --rounds 40 --local-epochs 1 {CIFAR_TRAINING}",
@@ -247,7 +259,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
             "fedadmm": f"--algorithm fedadmm{CIFAR_LR}",
             "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
-            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_SUBSPACE_LR}" for bits, size in CIFAR_BITS.items()},
+            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_LR}" for bits, size in CIFAR_BITS.items()},
             **{f"fedavg-dp-{e}": f"--algorithm fedavg-dp --dp-epsilon {e}{CIFAR_LR}" for e in (10, 40)},
             "fwc": f"--algorithm fwc{CIFAR_LR}",
         },
@@ -257,23 +269,23 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{CIFAR} --rounds 40 --local-epochs 1 {CIFAR_TRAINING}",
         {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
-            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_SUBSPACE_LR}" for bits, size in CIFAR_BITS.items()},
+            **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_LR}" for bits, size in CIFAR_BITS.items()},
         },
     ),
     "cifar-five-epochs": Experiment(
         "CIFAR-10, a fifth of the training images, the paper's GroupNorm network, 50 clients, 20 rounds, E = 5",
-        f"{CIFAR_FIFTH} --rounds 20 --local-epochs 5 --augment flip-crop {CIFAR_TRAINING}",
+        f"{CIFAR_FIFTH} --rounds 20 --local-epochs 5 {CIFAR_TRAINING}",
         {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
             "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
-            "subspace-0.1": f"{_bits(CIFAR_BITS[0.1], 1)}{CIFAR_SUBSPACE_LR}",
+            "subspace-0.1": f"{_bits(CIFAR_BITS[0.1], 1)}{CIFAR_LR}",
         },
     ),
     "cifar-dims": Experiment(
         "CIFAR-10, sensitivity to m, a fifth of the training images, 50 clients, 20 rounds, E = 1",
         f"{CIFAR_FIFTH} --rounds 20 --local-epochs 1 {CIFAR_TRAINING}",
         {
-            **_subspace((100, 1000, 5000, 10000, 50000), CIFAR_SUBSPACE_LR),
+            **_subspace((100, 1000, 5000, 10000, 50000), CIFAR_LR),
             **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}{CIFAR_LR}" for m in (100, 10000, 50000)},
         },
     ),
