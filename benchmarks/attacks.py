@@ -299,6 +299,18 @@ def keep_all() -> dict[str, kept.Result]:
     return {name: results[command_of(name)] for name in JOBS}
 
 
+def in_short(title: str) -> str:
+    """A title for a column; the page says what all rows share."""
+    for long, short in (
+        ("+DP (epsilon 10)", "-DP"),
+        (" with noise (epsilon 10)", ", noise"),
+        (" as printed", ""),
+        (" at once", ""),
+    ):
+        title = title.replace(long, short)
+    return title
+
+
 def inversion_table(results: dict[str, Any], names: Sequence[str]) -> str:
     lines = []
     for name in names:
@@ -306,11 +318,11 @@ def inversion_table(results: dict[str, Any], names: Sequence[str]) -> str:
         each = r["psnr_each"]
         lines.append(
             [
-                *(CASES[name].title, str(len(each)), f"{r['psnr']:.1f} ({min(each):.1f} to {max(each):.1f})"),
-                *(f"{r['psnr_mean_image']:.1f}", f"{r['ssim']:.2f}", f"{100 * r['label_rate']:.0f} %"),
+                *(in_short(CASES[name].title), str(len(each)), f"{r['psnr']:.1f} ({min(each):.1f}..{max(each):.1f})"),
+                *(f"{r['psnr_mean_image']:.1f}", f"{r['ssim']:.2f}", f"{100 * r['label_rate']:.0f}"),
             ]
         )
-    return table(["attack", "images", "PSNR dB (range)", "mean image", "SSIM", "labels"], lines)
+    return table(["attack", "images", "PSNR dB (range)", "mean image", "SSIM", "labels %"], lines)
 
 
 def links_table(results: dict[str, Any]) -> str:
@@ -338,18 +350,18 @@ def labels_table(results: dict[str, Any]) -> str:
 
 def membership_table(results: dict[str, Any]) -> str:
     def cells(scores: dict[str, float]) -> list[str]:
-        interval = f"{scores['auc']:.3f} ({scores['auc_low']:.3f} to {scores['auc_high']:.3f})"
-        return [interval, f"{100 * scores['tpr_at_1_percent_fpr']:.1f} %"]
+        interval = f"{scores['auc']:.3f} ({scores['auc_low']:.3f}..{scores['auc_high']:.3f})"
+        return [interval, f"{100 * scores['tpr_at_1_percent_fpr']:.1f}"]
 
     def title(name: str) -> str:
         config = MEMBERSHIP[name]
-        return config.algorithm if config.dp_epsilon is None else f"{config.algorithm}, epsilon {config.dp_epsilon:g}"
+        return config.algorithm if config.dp_epsilon is None else f"{config.algorithm}, noise"
 
     lines = [
         [title(name), f"{r['accuracy']:.1f}", f"{r['members']:,}", *cells(r["loss"]), *cells(r["calibrated"])]
         for name, r in ((name, results[name]) for name in MEMBERSHIP)
     ]
-    header = ["algorithm", "test %", "members", "loss, AUC (95 %)", "found", "calibrated, AUC (95 %)", "found"]
+    header = ["algorithm", "test %", "members", "loss, AUC (95 %)", "found %", "calibrated, AUC (95 %)", "found %"]
     return table(header, lines)
 
 

@@ -263,7 +263,8 @@ def total_table() -> str:
     found = [point for point in sorted(points(), key=lambda point: point.total) if "float32" not in point.family]
     rows = [
         [
-            *(point.family, point.name, _accuracy(point.results, (0, 1, 2), point.key)),
+            *(point.family.replace("FedRP-Subspace", "subspace").removesuffix(", 2 and 4 bits"), point.name),
+            _accuracy(point.results, (0, 1, 2), point.key),
             *(f"{point.results[0][f'bytes_{way}']:,.0f}" for way in ("up", "down")),
             *(f"{point.keys:,}", f"{point.total / 1000:,.0f}"),
         ]

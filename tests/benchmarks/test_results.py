@@ -65,12 +65,6 @@ def test_the_page_of_results_is_rendered_from_what_is_kept(
     assert results.PAGE.read_text() == page
 
 
-@pytest.mark.parametrize("name", ["results", "performance", "attacks"])
-def test_lines_of_measured_pages_are_short(name: str) -> None:
-    lines = (ROOT / "docs" / f"{name}.md").read_text().splitlines()
-    assert [line for line in lines if len(line) > 100] == []
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
