@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from fedrp.algorithms.resolve import resolved
 from fedrp.reporting.live import runs_below, served
 from fedrp.reporting.page import write_report
 from fedrp.reporting.runs import read_runs
+from fedrp.simulation.measures import RoundModel
+from fedrp.simulation.result import RoundRecord
 from fedrp.storage.server import ServerFolder
-from helpers import command, environment, tiny_config, tiny_task
+from helpers import tiny_config, tiny_task
 
 HOSTILE = "<img src=x onerror=alert(1)> <b>%{x}"  # the name of a folder
 CLOSING = "</script><script>alert(2)</script>"  # the name of a data set
@@ -133,7 +135,7 @@ def test_the_page_follows_the_colours_of_the_reader(browser: Browser, report: st
         assert seen.page.evaluate(font) == dark
         seen.page.emulate_media(color_scheme="light")
         assert seen.colour("soft") != dark
-        seen.page.wait_for_function(f"{font} === '{seen.colour('soft')}'")
+        seen.wait_for(f"{font} === '{seen.colour('soft')}'")
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, report: str) -> None:
@@ -155,34 +157,28 @@ def test_without_scripts_the_numbers_are_there(browser: Browser, report: str, ru
 # --- live ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, images: Path, tmp_path: Path) -> None:
-    """`fedrp run --live` in a process of its own, long enough that the page is open before its last round."""
-    small = [f"--dataset=npz:{images}", "--clients=3", "--rounds=15", "--dim=20", "--batch-size=4", "--workers=1"]
-    words = command("run", *small, "--algorithm=fedrp", "--live", f"--out={tmp_path / 'run'}")
-    with subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as run:
-        address = next(line for line in run.stderr if line.startswith("live: ")).split()[1]
-        reader = threading.Thread(target=run.stderr.read)  # so that the pipe never fills
-        reader.start()
+def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, tmp_path: Path) -> None:
+    """A real run, which waits after its first and its second round until the page has shown them."""
+    shown = {1: threading.Event(), 2: threading.Event()}
+
+    def wait(record: RoundRecord, _model: RoundModel) -> None:
+        if record.round in shown:
+            assert shown[record.round].wait(300)
+
+    count = "document.getElementById('chart-measure-0')?.data[0].x.length ?? 0"
+    with ThreadPoolExecutor(1) as pool, served(runs_below(tmp_path), "ended; see there") as address:
+        run = pool.submit(simulate, tiny_config("fedavg"), tiny_task(), out=tmp_path, on_round=wait)
         with opened(browser, address) as seen:
-            count = "document.getElementById('chart-measure-0')?.data[0].x.length ?? 0"
-            seen.page.wait_for_function(f"{count} > 0", timeout=120_000)
-            assert seen.page.evaluate(count) < 15
-            seen.page.wait_for_function(
-                "document.getElementById('live').textContent.startsWith('ended')", timeout=300_000
-            )
-            assert seen.page.evaluate(count) == 15
-            history = json.loads((tmp_path / "run" / "result.json").read_text())["history"]
-            assert seen.data("measure-0")[0]["y"] == [line["accuracy"] for line in history]
+            for round_, event in shown.items():
+                seen.wait_for(f"{count} === {round_}")
+                assert seen.page.locator("#live").inner_text() == "live"
+                assert f"round {round_} of 3" in seen.page.locator("#summary").inner_text()
+                event.set()
+            seen.wait_for(f"{count} === 3")
+            assert seen.data("measure-0")[0]["y"] == [line["accuracy"] for line in run.result().history]
             assert seen.errors == []
             origin = address.split("?")[0]
-            assert all(request.startswith(origin) for request in seen.requests)
-            assert len(seen.requests) == 2
-        assert run.wait(timeout=60) == 0
-        reader.join()
-    with opened(browser, (tmp_path / "run" / "report.html").as_uri()) as seen:
-        assert [line["accuracy"] for line in history] == seen.data("measure-0")[0]["y"]
+            assert [request.split("?")[0] for request in seen.requests] == [origin, f"{origin}events"]
 
 
 def test_the_store_of_a_server_is_watched_as_it_goes_on(browser: Browser, tmp_path: Path) -> None:
@@ -200,7 +196,7 @@ def test_the_store_of_a_server_is_watched_as_it_goes_on(browser: Browser, tmp_pa
         with opened(browser, address) as seen:
             assert [trace["y"] for trace in seen.data("growth")] == [[300]]
             close(folder, 2)
-            seen.page.wait_for_function("document.getElementById('chart-growth').data[0].x.length === 2")
+            seen.wait_for("document.getElementById('chart-growth').data[0].x.length === 2")
             assert [trace["y"] for trace in seen.data("growth")] == [[300, 600]]
             assert [trace["y"] for trace in seen.data("participants")] == [[2, 2]]
             assert HOSTILE in seen.page.locator("#status").inner_text()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from fedrp import simulate
+from fedrp.cli import main
 from fedrp.reporting.live import runs_below, served
 from helpers import tiny_config, tiny_task
 
@@ -124,6 +126,24 @@ def test_the_page_hears_of_every_round_and_of_the_end(tmp_path: Path) -> None:
     (chart,) = [chart for chart in last["charts"] if chart["id"] == "measure-0"]
     assert chart["figure"]["data"][0]["y"] == [line["accuracy"] for line in result.history]
     assert "3 rounds" in last["parts"]["summary"]
+
+
+@pytest.mark.parametrize("words", [["run", "--algorithm=fedavg"], ["compare", "--algorithms=fedavg,fwc"]])
+def test_a_command_says_where_to_look_and_keeps_the_page(
+    words: list[str], images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [f"--dataset=npz:{images}", "--clients=3", "--rounds=1", "--workers=1", f"--out={tmp_path / 'out'}"]
+    main([*words, *small, "--live", "--json"])
+    told = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"live: http://127\.0\.0\.1:\d+/\?token=[\w-]{43}", told[0])
+    assert told[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
+    assert "connect-src &#x27;none&#x27;" in (tmp_path / "out" / "report.html").read_text()[:1000]
+
+
+def test_a_folder_that_nobody_deploys_in_is_not_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["status", "--live", str(tmp_path)])
+    assert "holds no run" in capsys.readouterr().err
 
 
 def test_once_the_run_is_over_nothing_listens(tmp_path: Path) -> None:

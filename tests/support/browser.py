@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,13 @@ class Seen:
     def data(self, chart: str) -> list[dict[str, Any]]:
         """The traces of a chart as the browser draws them."""
         return list(self.page.evaluate(f"document.getElementById('chart-{chart}').data"))
+
+    def wait_for(self, expression: str, seconds: float = 300.0) -> None:
+        """Until an expression is true. Playwright's own way of waiting evaluates text, which pages may forbid."""
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, f"never true: {expression}"
+            self.page.wait_for_timeout(100)
 
     def colour(self, name: str) -> str:
         """A colour of the page as it is now."""

@@ -92,7 +92,7 @@ def _spread(runs: Sequence[Run]) -> Iterator[Chart]:
     if all(trace["error_x"]["array"] == trace["error_x"]["arrayminus"] == [0] for trace in traces):
         return
     figure = _figure(traces, _unit(name) or name, "", rows=True)
-    yield Chart("spread", "clients", f"{title_of(name)} of the clients' own models", "Worst, mean and best.", figure)
+    yield Chart("spread", "clients", f"{title_of(name)} of the clients' own models", "Lowest, mean and highest of all clients.", figure)
 
 
 def _certificate(runs: Sequence[Run]) -> Iterator[Chart]:
@@ -121,7 +121,7 @@ def _traffic(runs: Sequence[Run]) -> Iterator[Chart]:
 
 
 def _growth(runs: Sequence[Run]) -> Iterator[Chart]:
-    """While runs go on; once they are finished, every round is known to cost the same."""
+    """While runs go on; of those that are finished the mean over all rounds is told, by use."""
     if all(run.result for run in runs):
         return
     traces = [_line(number, run, list(run.bytes_so_far().items()), "%{y:.3s}B") for number, run in enumerate(runs)]

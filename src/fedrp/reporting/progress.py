@@ -88,10 +88,8 @@ def board(told: Mapping[str, Sequence[Line]], rounds: int) -> "Table":
     from rich.table import Table
 
     table = Table(box=SIMPLE, padding=(0, 1), pad_edge=False)
-    for name, side in {"run": "left", "": "left", "round": "right", "score": "right", "trend": "left"}.items():
-        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for name in ("a client", "left"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("run", "", "round", "score", "trend", "a client", "left"):
+        table.add_column(name, justify="left" if name in ("run", "", "trend") else "right", no_wrap=True)
     for name, lines in told.items():
         done = lines[-1]["round"] if lines else 0
         bar = ProgressBar(total=rounds, completed=done, width=10)
