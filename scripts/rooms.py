@@ -39,7 +39,7 @@ ROOMS = {
     "flower": "real machines",
     "auditing": "try to refute a stated epsilon",
     "attacks": "try to read the data",
-    "trackers": "what a run measures, for TensorBoard, MLflow and Weights & Biases",
+    "trackers": "what a run measures, for other tools",
     "benchmarking": "speed, as ratios measured in one run",
     "reproduction": "the paper's table and figures",
     "testing": "a federation on one machine, for tests and demos",

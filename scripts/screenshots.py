@@ -15,19 +15,19 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 from fedrp.reporting.live import served
 from fedrp.reporting.page import write_report
 from fedrp.reporting.runs import Run, read_runs
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
-WIDE, PHONE = {"width": 1180, "height": 800}, {"width": 390, "height": 800}
+WIDE, PHONE = ViewportSize(width=1180, height=800), ViewportSize(width=390, height=800)
 COMPARED = ["compare", "--rounds", "10", "--clients", "10", "--seed", "0"]
 MOST_BYTES = 150_000
 
 
-def shoot(browser: Browser, address: str, name: str, size: dict[str, int], dark: bool = False) -> None:
+def shoot(browser: Browser, address: str, name: str, size: ViewportSize, dark: bool = False) -> None:
     context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light", device_scale_factor=1)
     page = context.new_page()
     page.goto(address)
