@@ -34,6 +34,7 @@ NOT_RUN = {
     r"--dataset (mnist|fashion-mnist|cifar10)( |$)": "needs data that are fetched",
     r"\.\.\.|(?<![\w=])(?!RUN_FOLDER)[A-Z]{3,}\b| m ": "leaves something to the reader",
     r"--live": "serves until it is stopped",
+    r"runs/compare-1": "reads what an earlier comparison made",
     r"^fedrp reproduce": "takes minutes to days",
 }
 MINUTES = ("audit", "attack", "sensitivity", "bench")  # commands that slow tests run, as they are printed
@@ -110,7 +111,7 @@ def test_commands_are_what_the_program_takes(page: str, line: str) -> None:
         parent = click.Context(command, parent, name)
         name = words.pop(0)
         command = parent.command.commands[name]  # type: ignore[attr-defined]
-    with command.make_context(name, words, parent) as context:
+    with command.make_context(name, words, parent, help_option_names=["-h", "--help"]) as context:  # click keeps them
         if name in ("run", "compare") and not context.params.get("resume"):
             given = dict(context.params)
             config = given.pop("config")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from browser import PHONE, Seen, opened, started
 from fedrp import simulate
@@ -125,7 +125,7 @@ def test_the_legend_switches_a_run_off_in_all_charts_also_by_keyboard(browser: B
             seen.page.keyboard.press("ArrowRight")
         tooltip = seen.page.locator("#chart-measure-0 .hoverlayer")
         assert HOSTILE in tooltip.text_content()
-        assert f"{seen.data('measure-0')[0]['y'][1]:.2f} %" in tooltip.text_content()
+        expect(tooltip).to_contain_text(f"{seen.data('measure-0')[0]['y'][1]:.2f} %")  # drawn a moment later
 
 
 def test_the_page_follows_the_colours_of_the_reader(browser: Browser, report: str) -> None:
@@ -163,7 +163,7 @@ def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, tmp_path:
 
     def wait(record: RoundRecord, _model: RoundModel) -> None:
         if record.round in shown:
-            assert shown[record.round].wait(300)
+            assert shown[record.round].wait(60)
 
     count = "document.getElementById('chart-measure-0')?.data[0].x.length ?? 0"
     with ThreadPoolExecutor(1) as pool, served(runs_below(tmp_path), "ended; see there") as address:
@@ -171,10 +171,12 @@ def test_the_curve_of_a_live_page_grows_with_the_run(browser: Browser, tmp_path:
         with opened(browser, address) as seen:
             for round_, event in shown.items():
                 seen.wait_for(f"{count} === {round_}")
-                assert seen.page.locator("#live").inner_text() == "live"
-                assert f"round {round_} of 3" in seen.page.locator("#summary").inner_text()
+                expect(seen.page.locator("#live")).to_have_text("live")
+                expect(seen.page.locator("#summary")).to_contain_text(f"round {round_} of 3")
                 event.set()
+            run.result()
             seen.wait_for(f"{count} === 3")
+            seen.wait_for(f"{count.replace('.x.', '.y.')} === 3")  # drawn a moment later
             assert seen.data("measure-0")[0]["y"] == [line["accuracy"] for line in run.result().history]
             assert seen.errors == []
             origin = address.split("?")[0]

@@ -39,7 +39,7 @@ class Seen:
         """The traces of a chart as the browser draws them."""
         return list(self.page.evaluate(f"document.getElementById('chart-{chart}').data"))
 
-    def wait_for(self, expression: str, seconds: float = 300.0) -> None:
+    def wait_for(self, expression: str, seconds: float = 60.0) -> None:
         """Until an expression is true. Playwright's own way of waiting evaluates text, which pages may forbid."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):

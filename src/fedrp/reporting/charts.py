@@ -92,7 +92,13 @@ def _spread(runs: Sequence[Run]) -> Iterator[Chart]:
     if all(trace["error_x"]["array"] == trace["error_x"]["arrayminus"] == [0] for trace in traces):
         return
     figure = _figure(traces, _unit(name) or name, "", rows=True)
-    yield Chart("spread", "clients", f"{title_of(name)} of the clients' own models", "Lowest, mean and highest of all clients.", figure)
+    yield Chart(
+        "spread",
+        "clients",
+        f"{title_of(name)} of the clients' own models",
+        "Lowest, mean and highest of all clients.",
+        figure,
+    )
 
 
 def _certificate(runs: Sequence[Run]) -> Iterator[Chart]:
