@@ -34,7 +34,7 @@ NOT_RUN = {
     r"--dataset (mnist|fashion-mnist|cifar10)( |$)": "needs data that are fetched",
     r"\.\.\.|(?<![\w=])(?!RUN_FOLDER)[A-Z]{3,}\b| m ": "leaves something to the reader",
     r"--live": "serves until it is stopped",
-    r"runs/compare-1": "reads what an earlier comparison made",
+    r"^fedrp (report|results) runs": "reads what earlier commands made",
     r"^fedrp reproduce": "takes minutes to days",
 }
 MINUTES = ("audit", "attack", "sensitivity", "bench")  # commands that slow tests run, as they are printed
