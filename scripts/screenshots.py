@@ -33,7 +33,7 @@ def shoot(browser: Browser, address: str, name: str, size: ViewportSize, dark: b
     page.goto(address)
     page.wait_for_selector("html[data-ready]", state="attached")
     page.wait_for_timeout(500)
-    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     path = FIGURES / f"{name}.png"
     picture.save(path, optimize=True)
     context.close()
