@@ -5,6 +5,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+import torch
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -14,8 +16,18 @@ def origin_of(command: str) -> dict[str, str]:
         "command": command,
         "commit": _git("rev-parse", "--short", "HEAD") + ("-dirty" if _git("status", "--porcelain", "src") else ""),
         "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+        "machine": f"{_processor()}, Python {platform.python_version()}",
     }
+
+
+def _processor() -> str:
+    """Its name and vector instructions: ratios between programs depend on both."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in told:
+        return platform.processor() or platform.machine()
+    family = f"family {told['cpu family']}, " if "cpu family" in told else ""
+    return f"{told['model name']} ({family}{torch.backends.cpu.get_cpu_capability()})"
 
 
 def _git(*arguments: str) -> str:

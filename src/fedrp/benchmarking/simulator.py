@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fedrp.algorithms.resolve import resolved
 from fedrp.benchmarking.plain_loop import Reference
-from fedrp.config import RunConfig, Speed
+from fedrp.config import Resolved, RunConfig, Speed
+from fedrp.engines.calibration import LONG, Workload, choose_engine
 from fedrp.errors import FedRPError
 from fedrp.learning.layout import built, layout_of
-from fedrp.learning.task import Task
+from fedrp.learning.task import Task, split_among_clients
 from fedrp.rng import RunSeed
 from fedrp.simulation.result import RoundRecord
 from fedrp.simulation.simulate import simulate
@@ -69,9 +71,10 @@ def simulator_benchmark(
 
     - `ratio`, `reference_images_per_second`: against the plain loop in the first number of processes
     - `references`: the same and its range for each number of processes
+    - `engine`: the one that a long run of this kind would choose
     """
     config = dataclasses.replace(config, rounds=repeats + WARM_UP)
-    resolved(config, layout_of(built(task.model)).size)  # finds a mistake before any process is started
+    settings = resolved(config, layout_of(built(task.model)).size)  # finds a mistake before any process is started
     seconds: dict[int, list[float]] = {count: [] for count in processes}
     with contextlib.ExitStack() as afterwards:
         references = {}
@@ -80,6 +83,8 @@ def simulator_benchmark(
             afterwards.callback(references[count].stop)
             for _ in range(WARM_UP):
                 references[count].round()
+
+        speed = _with_engine(speed, task, settings)
 
         def between(record: RoundRecord, _model: object) -> None:
             if record.round > WARM_UP:
@@ -104,7 +109,7 @@ def simulator_benchmark(
         "clients": config.clients,
         "images_per_round": round(images),
         "workers": speed.workers,
-        "engine": getattr(speed, "engine", "sequential"),
+        "engine": speed.engine,
         "repeats": repeats,
         "warm_up_rounds": WARM_UP,
         "ratio": first["ratio"],
@@ -114,6 +119,14 @@ def simulator_benchmark(
         "reference_images_per_second_range": first["images_per_second_range"],
         "references": compared,
     }
+
+
+def _with_engine(speed: Speed, task: Task, settings: Resolved) -> Speed:
+    """With the engine of a long run: in the few rounds of a benchmark the simulator would not try which is faster."""
+    work = Workload(split_among_clients(task, settings), settings.batch_size, LONG)
+    return dataclasses.replace(
+        speed, engine=choose_engine(speed.engine, task.model, task.loss, torch.device(speed.device), work)
+    )
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, Any]:

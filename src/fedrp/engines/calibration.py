@@ -36,7 +36,7 @@ _REPEATS = 2  # of a measurement, after one to warm up
 _PROBE = 2  # examples that tell how long a step takes, about
 _SMALLEST = 8  # examples of a batch that still tell which engine is faster
 _TICK = 1e-6  # seconds, at least: a clock may stand still
-_SHORT = 1000  # client-steps of a run that are over before trying would have paid
+LONG = 1000  # client-steps of a run in which it pays to try; shorter ones are over before
 _SECONDS = 1.0  # that trying may take, at least
 _SHARE = 0.01  # of the run's time that it may take
 _CLEAR = 0.9  # of the preferred engine's time, that another must be below: near ties must not be left to chance
@@ -59,7 +59,7 @@ def choose_engine(asked: str, factory: ModelFactory, loss: Loss, device: torch.d
     Raises:
         ConfigError: `stacked` was asked for a model that cannot be stacked.
     """
-    if asked == SEQUENTIAL or (asked == AUTO and work.steps < _SHORT):
+    if asked == SEQUENTIAL or (asked == AUTO and work.steps < LONG):
         return SEQUENTIAL
     keep_freed_memory()
     model = make_local_model(factory, loss, device, RunSeed(0))
