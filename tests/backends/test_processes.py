@@ -1,17 +1,19 @@
 """Worker processes: forked from a warm server, used by several runs, and lost without harm."""
 
+import functools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from fedrp import Speed, Task, simulate
 from fedrp.backends.choice import open_backend
@@ -29,8 +31,16 @@ NAMES = ("fedavg", "fwc", "fedadmm")
 class Held:
     """Something that a worker can hold."""
 
+    def __init__(self, data: Sequence[torch.Tensor] = ()) -> None:
+        self._data = data
+
     def process(self) -> int:
         return os.getpid()
+
+    def memory(self) -> int:
+        """Bytes of memory behind its data, each block once."""
+        blocks = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in self._data}
+        return sum(blocks.values()) if all(part.is_shared() for part in self._data) else -1
 
     def close(self) -> None:
         pass
@@ -59,6 +69,17 @@ def test_runs_of_one_backend_share_its_workers_and_find_what_they_find_alone(tas
         assert processes(backend) == before
     for name, model in zip(NAMES, models, strict=True):
         np.testing.assert_array_equal(model, simulate(tiny_config(name), task).model)
+
+
+def test_views_of_one_tensor_reach_a_worker_as_its_shared_memory() -> None:
+    whole = torch.zeros(50, 1000)
+    with open_backend(TWO) as backend:
+        worker, _ = backend.workers(2)
+        worker.begin(functools.partial(Held, list(whole)))
+        worker.send("memory")
+        held = worker.receive()
+    assert held == whole.nbytes  # one block, not a copy of it for each view
+    assert whole.is_shared()
 
 
 def test_a_killed_worker_is_one_line_and_the_next_run_has_new_ones(task: Task) -> None:

@@ -65,11 +65,13 @@ def _packed(make: Make) -> memoryview:
     import cloudpickle
     import torch.multiprocessing  # noqa: F401 - which is what shares the memory of tensors
 
+    class SharingPickler(cloudpickle.Pickler):  # type: ignore[misc] # it comes without types
+        # Of the class: a pickler reads its table when it is made. Else each view would come with a copy of all data.
+        dispatch_table = ChainMap(ForkingPickler(io.BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
+
     buffer = io.BytesIO()
-    pickler = cloudpickle.Pickler(buffer)
-    pickler.dispatch_table = ChainMap(ForkingPickler(buffer).dispatch_table, pickler.dispatch_table)
     try:
-        pickler.dump(make)
+        SharingPickler(buffer).dump(make)
     except Exception as error:  # model, loss and data are the user's, and so is how they are pickled
         raise UnsentError(f"model, loss or data cannot be sent to another process ({first_line(error)})") from None
     return buffer.getbuffer()
