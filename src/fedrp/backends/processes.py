@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import current_process
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from fedrp.backends.workers import Answer, InlineWorker, LostWorkerError, Make, Seat, UnsentError, Worker
 from fedrp.errors import first_line
@@ -67,7 +67,9 @@ def _packed(make: Make) -> memoryview:
 
     class SharingPickler(cloudpickle.Pickler):  # type: ignore[misc] # it comes without types
         # Of the class: a pickler reads its table when it is made. Else each view would come with a copy of all data.
-        dispatch_table = ChainMap(ForkingPickler(io.BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
+        dispatch_table: ClassVar = ChainMap(
+            ForkingPickler(io.BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table
+        )
 
     buffer = io.BytesIO()
     try:
