@@ -257,6 +257,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{CIFAR_FIFTH} --rounds 40 --local-epochs 1 {CIFAR_TRAINING}",
         {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
+            "fedavg-momentum": f"--algorithm fedavg --server-momentum 0.5{CIFAR_LR}",  # which the subspace mode has
             "fedadmm": f"--algorithm fedadmm{CIFAR_LR}",
             "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
             **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_LR}" for bits, size in CIFAR_BITS.items()},
