@@ -187,7 +187,34 @@ EXPERIMENTS: dict[str, Experiment] = {
     "five-epochs-grid": Experiment(
         "FedAvg's learning rate (0.1 is the default), full MNIST, E = 5",
         f"{MNIST} --local-epochs 5 --algorithm fedavg",
-        _fedavg_rates((0.2, 0.4)),
+        _fedavg_rates((0.2,)),
+        seeds=(0, 1, 2),
+    ),
+    "bits-grid": Experiment(
+        "Learning rate and server momentum of the default, 4,064 numbers of one bit each way, full MNIST, E = 1",
+        f"{MNIST} --local-epochs 1 --engine stacked:4",
+        {
+            "default": _bits(*BYTES[512][0]),
+            **{f"lr{lr}": f"{_bits(*BYTES[512][0])} --lr {lr}" for lr in (0.1, 0.4)},
+            "no-momentum": f"{_bits(*BYTES[512][0])} --server-momentum 0",
+        },
+        seeds=(0, 1, 2),
+    ),
+    "bits-few-clients": Experiment(
+        "The default with three clients, 3,333 images of mnist-mini each, 6 rounds, E = 1",
+        "--dataset mnist-mini --clients 3 --rounds 6 --local-epochs 1",
+        {
+            "default": _bits(*BYTES[512][0]),
+            **{f"lr{lr}": f"{_bits(*BYTES[512][0])} --lr {lr}" for lr in (0.1, 0.4)},
+            "momentum": f"{_bits(*BYTES[512][0])} --server-momentum 0.5",
+        },
+        seeds=(0, 1, 2),
+    ),
+    "bits-five-epochs": Experiment(
+        "The default with five local epochs, full MNIST, 100 clients, 30 rounds, E = 5",
+        f"{MNIST} --local-epochs 5 --engine stacked:4",
+        {"default": _bits(*BYTES[512][0]), "lr0.1": f"{_bits(*BYTES[512][0])} --lr 0.1"},
+        seeds=(0, 1, 2),
     ),
     "non-iid": Experiment(
         "Clients with different data, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
