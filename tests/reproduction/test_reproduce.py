@@ -1,6 +1,7 @@
 """The paper's table and figures: what is run, kept, drawn and said of it."""
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,19 @@ def test_a_stopped_reproduction_goes_on_and_makes_nothing_twice(tmp_path: Path) 
     for curve in figure.panels[0].curves:
         assert curve.label in drawn
         assert f"{again[run_name(curve.config)]['accuracy']:.2f}" in page.read_text()
+
+
+def test_a_reproduction_can_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "fedrp.cli.reproduce.figures", lambda *_: [small_figure()]
+    )  # the smallest of the paper's is minutes
+    main(["reproduce", "fig1", "--workers=1", "--live", f"--out={tmp_path}"])
+    shown = capsys.readouterr()
+    assert re.search(r"^live: http://127\.0\.0\.1:\d+/\?token=[\w-]{43}$", shown.err, re.MULTILINE)
+    assert f"report: {tmp_path / 'runs' / 'report.html'}" in shown.err
+    assert "fedrp-subspace" in (tmp_path / "runs" / "report.html").read_text()
 
 
 def _rounds(printed: float, noisy: float, alone: float, ours: float) -> list[tuple[str, dict[str, float]]]:

@@ -7,6 +7,7 @@ import click
 
 from fedrp.backends.processes import start_fork_server
 from fedrp.cli.common import DATA_DIR_OPTION, StoppedError, cli, path_or_none
+from fedrp.cli.live import watched
 from fedrp.config.speed import Speed, most_workers
 from fedrp.reproduction.plan import SCALES, figures
 
@@ -18,8 +19,9 @@ TARGETS = ("table2", "fig1", "fig2", "fig3")
 @click.option("--scale", type=click.Choice(SCALES), default="quick", show_default=True, help="how much is run")
 @click.option("--out", type=click.Path(path_type=Path), help="folder  [default: runs/reproduce-SCALE]")
 @click.option("--workers", type=click.IntRange(1), help="worker processes; default by machine")
+@click.option("--live", is_flag=True, help="show the runs in a browser while they go on")
 @DATA_DIR_OPTION
-def reproduce(target: str, scale: str, out: Path | None, workers: int | None, data_dir: str | None) -> None:
+def reproduce(target: str, scale: str, out: Path | None, workers: int | None, live: bool, data_dir: str | None) -> None:
     """Run what the paper shows, and put its claims beside what was measured.
 
     quick: bundled images, minutes. standard: MNIST in full, a fifth of CIFAR-10, a night on 2 cores. full: the paper's
@@ -40,7 +42,8 @@ def reproduce(target: str, scale: str, out: Path | None, workers: int | None, da
     try:
         parts = [write_table2(root, table2())] if "table2" in names else []
         if shown:
-            results = run_all(shown, root / "runs", speed, path_or_none(data_dir), _say)
+            with watched(root / "runs", live):
+                results = run_all(shown, root / "runs", speed, path_or_none(data_dir), _say)
             parts += [write_figure(root, figure, of_figure(figure, results), again) for figure in shown]
     except KeyboardInterrupt:
         raise StoppedError(f"stopped; what is done is kept, go on with: {again}") from None

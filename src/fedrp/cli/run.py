@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shlex
-import sys
 import typing
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from fedrp.cli.common import (
     settings_options,
     with_defaults,
 )
+from fedrp.cli.live import watched
 from fedrp.config.run import RunConfig
 from fedrp.config.speed import Speed, most_workers
 from fedrp.config.toml import from_settings
@@ -45,7 +45,7 @@ def run(config: Path | None, **given: Any) -> None:
     task = named_task(settings, path_or_none(command.data_dir))
     with command.folder(f"{name}-{settings.dataset.split(':')[0]}") as out:
         again = _again("run", out, speed, command)
-        with _stoppable(out / CONFIG_FILE, again), _watched(out, command), tracking(command.log, out) as tracker:
+        with _stoppable(out / CONFIG_FILE, again), watched(out, command.live), tracking(command.log, out) as tracker:
             done = simulate(settings, task, speed, out, command.resume, tracker, keep=command.keep, progress=True)
             tracker.finish(done)
     result = done.as_json()
@@ -86,7 +86,7 @@ def compare(config: Path | None, **given: Any) -> None:
         again = _again("compare", out, speed, command)
         with (
             _stoppable(out / COMPARISON_FILE, again),
-            _watched(out, command),
+            watched(out, command.live),
             open_backend(speed) as backend,
             showing(names, settings.rounds) as show,
         ):
@@ -164,24 +164,6 @@ def _stoppable(begun: Path, again: str) -> typing.Iterator[None]:
     except KeyboardInterrupt:
         kept = f"; what is done is kept, go on with: {again}" if begun.exists() else " before anything was done"
         raise StoppedError(f"stopped{kept}") from None
-
-
-@contextmanager
-def _watched(out: Path, command: Command) -> typing.Iterator[None]:
-    """With --live, a page about what goes on inside; what it shows at the end stays in the folder."""
-    if not command.live:
-        yield
-        return
-    from fedrp.reporting.live import runs_below, served
-    from fedrp.reporting.page import write_report
-    from fedrp.reporting.runs import read_runs
-
-    page = out / "report.html"
-    with served(runs_below(out), f"ended; see {out}") as address:
-        print(f"live: {address}", file=sys.stderr, flush=True)
-        yield
-        write_report(read_runs([out]), page)
-    print(f"report: {page}", file=sys.stderr)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
