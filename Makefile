@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedrp needs Python 3.11 or newer")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
-	@$(BIN)/python -m fedrp.projection.compile
+	@$(BIN)/python -m fedrp.engines.compile
 	@touch $@
 
 demo: $(READY) ## Train FedRP and its comparison partners on the bundled data, under 3 minutes

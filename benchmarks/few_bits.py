@@ -23,7 +23,7 @@ import torch
 from origin import origin_of
 from page import came_from, placed, spread, table
 
-from fedrp.compression.coding import coding_of, place_of
+from fedrp.compression.coding import place_of, upload_coding_of
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.choice import make_trainer
 from fedrp.learning.objective import Examples, LocalSGD
@@ -56,7 +56,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def stages(size: int, kind: str) -> dict[str, float]:
     """Seconds of each stage of a round, for one bit a number each way."""
-    rotation, coding, run = make_rotation(kind, SecretKey(bytes(32)), size), coding_of(size, 1.0), bytes(16)
+    rotation, coding, run = make_rotation(kind, SecretKey(bytes(32)), size), upload_coding_of(size, 1.0), bytes(16)
     uploads = np.random.default_rng(0).standard_normal((CLIENTS, size), np.float32)
     found: dict[str, Any] = {}
 

@@ -1,6 +1,7 @@
 """Few bits: centroids, packing, an unbiased code with errors that average out."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,18 +12,31 @@ from fedrp import RunConfig
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.servers import SERVERS
-from fedrp.compression.coding import Halves, MaskedWords, WithExact, aggregate_coding_of, coding_of, place_of
-from fedrp.compression.eden import TRELLIS, Eden
+from fedrp.compression import compiled_search, trellis
+from fedrp.compression.coding import (
+    Halves,
+    MaskedWords,
+    WithExact,
+    aggregate_coding_of,
+    place_of,
+    upload_coding_of,
+)
+from fedrp.compression.compiled_search import with_compiled_search
+from fedrp.compression.eden import Eden, Trellis
 from fedrp.compression.lloyd_max import centroids
 from fedrp.compression.packing import pack, packed_bytes, unpack
 from fedrp.compression.spread import gathered, spread
-from fedrp.compression.trellis import trellis_codes, trellis_values
 from fedrp.errors import ConfigError, WireError
 
 # Max (1960), table I: centroids of a standard normal, and the mean squared error that they leave.
+# Of windows of the trellis: the value that the independent oracle gives, too.
+KNOWN = {(8, 1): 0.4668416976928711, (8, 4): -2.3439884185791016, (12, 2): 0.9144010543823242}
 PUBLISHED = {1: [0.7980], 2: [0.4528, 1.510], 3: [0.2451, 0.7560, 1.344, 2.152]}
 # EDEN: squared error in units of the squared norm, for a vector that is spread evenly.
 ERRORS = {1: 0.571, 2: 0.133, 3: 0.036, 4: 0.0096}
+
+
+Search = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def places(count: int) -> list[bytes]:
@@ -81,51 +95,74 @@ def test_the_error_of_the_code_is_the_published_one(bits: int) -> None:
     assert error == pytest.approx(ERRORS[bits], rel=0.02)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_a_trellis_comes_close_to_the_bound_of_any_code(bits: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "bits", "worst"), [(8, 1, 1.3), (8, 2, 1.4), (8, 4, 1.65), (12, 1, 1.16), (12, 4, 1.3)]
+)
+def test_a_trellis_comes_close_to_the_bound_of_any_code(window: int, bits: int, worst: float) -> None:
     """No code of b bits has an error below 4^-b of a normal vector (Shannon 1959), unbiased 1 / (4^b - 1) of it."""
-    vector, coding = heavy_tailed(4064), Eden(4064, bits, TRELLIS)
+    vector, coding = heavy_tailed(4064), with_compiled_search(Eden(4064, bits, Trellis(window)))
     found = [coding.decode(coding.encode(vector, place), place) for place in places(4)]
     error = np.mean([np.square(each - vector).sum() for each in found]) / np.square(vector).sum()
     least = 1 / (4**bits - 1)
-    assert least < error < 1.4 * least
-    assert error < 0.7 * ERRORS[bits]
+    assert least < error < worst * least
+    assert error < 0.75 * ERRORS[bits]
 
 
-def test_a_search_finds_the_closest_string_of_all() -> None:
+@pytest.mark.parametrize("search", [trellis.search, compiled_search.search])
+def test_a_search_finds_the_closest_string_of_all(search: Search) -> None:
     """All 2^10 strings of ten bits tried one by one."""
     numbers = np.random.default_rng(5).standard_normal(10).astype(np.float32)
-    strings = (np.arange(2**10, dtype=np.uint32)[:, None] >> np.arange(10, dtype=np.uint32)) & 1
-    errors = [np.square(trellis_values(each, 1) - numbers).sum() for each in strings]
-    np.testing.assert_array_equal(trellis_codes(numbers, 1), strings[int(np.argmin(errors))])
+    for bits in (1, 2):
+        count = 10 // bits
+        strings = (np.arange(2**10, dtype=np.uint32)[:, None] >> np.arange(0, 10, bits, dtype=np.uint32)) % 2**bits
+        errors = [np.square(trellis.decoded(each, 12, bits) - numbers[:count]).sum() for each in strings]
+        np.testing.assert_array_equal(search(numbers[:count], 12, bits), strings[int(np.argmin(errors))])
+
+
+@pytest.mark.parametrize(("window", "bits"), [(8, 1), (8, 2), (8, 3), (8, 4), (12, 1), (12, 6)])
+def test_the_compiled_search_finds_the_same_codes(window: int, bits: int) -> None:
+    numbers = heavy_tailed(300, window + bits)
+    np.testing.assert_array_equal(compiled_search.search(numbers, window, bits), trellis.search(numbers, window, bits))
 
 
 def test_values_of_the_trellis_are_the_same_everywhere() -> None:
     """Known answers: a decoder elsewhere must have these values, in this order."""
     codes = np.array([1, 0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 1], np.uint32)
-    found = {bits: trellis_values(codes, bits)[-1] for bits in (1, 2, 8)}
-    assert found == {1: 0.16124629974365234, 2: 0.6334915161132812, 8: 0.03397083282470703}
+    found = {(window, bits): trellis.decoded(codes, window, bits)[-1] for window, bits in ((8, 1), (8, 4), (12, 2))}
+    assert found == KNOWN
 
 
-def test_aggregates_of_a_size_that_gains_by_it_are_searched_for() -> None:
-    assert [aggregate_coding_of(size, 1) == Eden(size, 1, TRELLIS) for size in (127, 128, 2**16, 2**16 + 1)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
-    assert aggregate_coding_of(4064, 16) == Halves(4064)
+@pytest.mark.parametrize(("window", "bits"), [(8, 1), (8, 4), (12, 2)])
+def test_windows_that_follow_one_have_values_that_are_spread_evenly(window: int, bits: int) -> None:
+    of_all = np.sort(trellis.values(window, bits))
+    assert np.unique(of_all).size == 2**window
+    place = np.searchsorted(of_all, trellis.values(window, bits)).reshape(-1, 2**bits)
+    np.testing.assert_array_equal(np.diff(np.sort(place, axis=1), axis=1), 2 ** (window - bits))
 
 
-@pytest.mark.parametrize(
-    ("coding", "count"), [*((Eden(2048, bits), 200) for bits in (0.25, 0.5, 1, 2, 4)), (Eden(256, 1, TRELLIS), 200)]
-)
-def test_the_code_is_unbiased_and_errors_of_clients_are_independent(coding: Eden, count: int) -> None:
+def test_vectors_that_gain_by_it_are_searched_for() -> None:
+    for coding_of, window, most in ((upload_coding_of, 8, 4), (aggregate_coding_of, 12, 6)):
+        for bits in (1, 2, most):
+            assert coding_of(128, bits) == Eden(128, bits, Trellis(window))
+            assert coding_of(2**16, bits) == Eden(2**16, bits, Trellis(window))
+        for size, width in ((127, 1), (2**16 + 1, 1), (4064, 0.5), (4064, most + 1)):
+            assert coding_of(size, width) == Eden(size, width)
+        assert coding_of(4064, 16) == Halves(4064)
+
+
+UNBIASED = [
+    *(Eden(2048, bits) for bits in (0.25, 0.5, 1, 2, 4)),
+    *(with_compiled_search(Eden(256, 1, Trellis(window))) for window in (8, 12)),
+]
+
+
+@pytest.mark.parametrize("coding", UNBIASED)
+def test_the_code_is_unbiased_and_errors_of_clients_are_independent(coding: Eden) -> None:
     """The mean over K places has 1/K of the squared error of one: neither a bias nor a common error is left."""
     vector = heavy_tailed(coding.size, 1)
-    found = np.array([coding.decode(coding.encode(vector, place), place) for place in places(count)])
+    found = np.array([coding.decode(coding.encode(vector, place), place) for place in places(200)])
     single = np.square(found - vector).sum(axis=1).mean()
-    assert np.square(found.mean(axis=0) - vector).sum() * count / single == pytest.approx(1, abs=0.2)
+    assert np.square(found.mean(axis=0) - vector).sum() * 200 / single == pytest.approx(1, abs=0.2)
 
 
 def test_one_place_for_all_is_noticed() -> None:
@@ -164,7 +201,7 @@ def test_halves_are_exact_to_three_digits() -> None:
 def test_a_budget_buys_numbers_first_and_then_bits(nbytes: int, expected: tuple[int, float]) -> None:
     config = resolved(RunConfig(algorithm="fedrp-subspace", bytes=nbytes), 61_706)
     assert (config.dim, config.bits, config.bits_down) == (*expected, expected[1])
-    assert coding_of(config.dim, config.bits).nbytes <= nbytes
+    assert upload_coding_of(config.dim, config.bits).nbytes <= nbytes
 
 
 MASKED = {"algorithm": "fedrp-subspace", "clients": 100, "secure_aggregation": True}

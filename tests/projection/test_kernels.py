@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.linalg import hadamard
 
+from fedrp.compiled import compiled
 from fedrp.projection import kernels
 from oracles import projection as oracle
 
@@ -172,7 +173,7 @@ def test_kernels_compile_without_a_folder_for_compiled_code(monkeypatch):
 
     monkeypatch.setattr(numba, "njit", njit)
 
-    @kernels._kernel
+    @compiled
     def double(array):
         for i in range(array.size):
             array[i] *= 2

@@ -113,17 +113,17 @@ def test_any_single_flipped_bit_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [0, 4, 5, 15])
 def test_another_version_is_refused_and_says_so(version: int) -> None:
-    with pytest.raises(WireError, match=rf"version {version}, this is version 6.*upgrade"):
+    with pytest.raises(WireError, match=rf"version {version}, this is version 7.*upgrade"):
         wire.decode(tampered(upload(), 0, bytes([0xF0 | version])))
 
 
 def test_a_message_of_the_format_before_is_refused_as_one_of_its_version() -> None:
     """Up to version 4 a message began with FRP and its version, and had a header of 60 bytes."""
-    with pytest.raises(WireError, match=r"version 4, this is version 6.*upgrade"):
+    with pytest.raises(WireError, match=r"version 4, this is version 7.*upgrade"):
         wire.decode(b"FRP\x04" + bytes(56))
 
 
-@pytest.mark.parametrize("first", [b"\x00", b"\x05", b"\x75", b"F", b"FRP\x06", b"FRP\xff"])
+@pytest.mark.parametrize("first", [b"\x00", b"\x05", b"\x75", b"F", b"FRP\x07", b"FRP\xff"])
 def test_what_is_no_message_at_all_is_refused_as_such(first: bytes) -> None:
     with pytest.raises(WireError, match="not a fedrp message"):
         wire.decode(tampered(upload(), 0, first))

@@ -216,16 +216,17 @@ def levels():
 
 
 def few_bits():
-    """Payloads that no coder made: a receiver decodes what comes. By centroids and, for aggregates, by a trellis."""
+    """Payloads that no coder made: a receiver decodes what comes. By centroids, and by windows of 8 and 12 bits."""
     cases = []
-    for size, bits, trellis in ((6, 1, False), (40, 3, False), (128, 1, True), (136, 2, True)):
+    sizes = ((6, 1, 0), (40, 3, 0), (128, 1, 8), (130, 4, 8), (128, 1, 12), (136, 2, 12))
+    for size, bits, window in sizes:
         stream = b"".join(sha256(f"few bits {i}".encode()).digest() for i in range(4))
         payload = struct.pack("<f", 0.375) + stream[: size * bits // 8 + bool(size * bits % 8)]
         payload = payload[:-1] + bytes([payload[-1] % 2 ** (size * bits % 8 or 8)])
-        place = RUN + struct.pack("<II", 3, SERVER if trellis else 2)
-        vector = oracle.decoded(payload, size, bits, trellis, place)
+        place = RUN + struct.pack("<II", 3, SERVER if window == 12 else 2)
+        vector = oracle.decoded(payload, size, bits, window, place)
         cases.append(
-            {"size": size, "bits": bits, "trellis": trellis, "place": place, "payload": payload, "vector": vector}
+            {"size": size, "bits": bits, "window": window, "place": place, "payload": payload, "vector": vector}
         )
     return cases
 

@@ -18,7 +18,8 @@ from fedrp.algorithms.servers import SERVERS
 from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
-from fedrp.compression.coding import aggregate_coding_of, coding_of
+from fedrp.compression.coding import aggregate_coding_of, upload_coding_of
+from fedrp.compression.eden import Scalar, Trellis
 from fedrp.compression.grid import HEADROOM, Scale, finest
 from fedrp.config import Resolved, RunConfig
 from fedrp.config.toml import settings_digest
@@ -192,7 +193,8 @@ def test_the_mask_of_a_pair_is_what_one_adds_and_the_other_subtracts(case):
 @every("few_bits")
 def test_the_vector_of_a_payload_of_few_bits(case):
     bits = float(case["bits"])
-    coding = aggregate_coding_of(case["size"], bits) if case["trellis"] else coding_of(case["size"], bits)
+    coding = (aggregate_coding_of if case["window"] == 12 else upload_coding_of)(case["size"], bits)
+    assert (coding.quantiser == Trellis(case["window"])) if case["window"] else (coding.quantiser == Scalar())
     payload = np.frombuffer(bytes.fromhex(case["payload"]), np.uint8)
     found = coding.decode(payload, bytes.fromhex(case["place"]))
     np.testing.assert_allclose(found, floats(case["vector"]), atol=1e-6)

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrp.algorithms.server_side import ServerSide
-from fedrp.compression.coding import FULL, HALF, Coding, MaskedWords, Plain, WithExact, aggregate_coding_of, coding_of
+from fedrp.compression.coding import (
+    FULL,
+    HALF,
+    Coding,
+    MaskedWords,
+    Plain,
+    WithExact,
+    aggregate_coding_of,
+    upload_coding_of,
+)
 from fedrp.compression.grid import WORD_BITS
 from fedrp.config.run import Resolved
 from fedrp.crypto.secure_aggregation import Cohort
@@ -49,7 +58,7 @@ class Pipeline:
     def upload_coding(self, size: int) -> Coding:
         """How an upload of so many numbers is written."""
         if not self.config.secure_aggregation:
-            return coding_of(size, self.config.bits)
+            return upload_coding_of(size, self.config.bits)
         width, whole = self.mechanisms[-1].width, self._told + self.checks
         return MaskedWords(size, width, whole) if width < WORD_BITS else Plain(size, "<u4")
 

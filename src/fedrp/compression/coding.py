@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedrp.compression.eden import SCALE_BYTES, TRELLIS, Eden
+from fedrp.compression.eden import SCALE_BYTES, Eden, Trellis
 from fedrp.compression.lloyd_max import MOST_BITS
 from fedrp.compression.packing import pack, packed_bytes, unpack
 from fedrp.errors import ConfigError, WireError
@@ -169,21 +169,30 @@ def place_of(run: bytes, round_: int, sender: int) -> bytes:
     return run + struct.pack("<II", round_, sender)
 
 
-def coding_of(size: int, bits: float) -> Coding:
-    """The code of vectors with so many bits a number."""
-    if bits == FULL:
-        return Plain(size)
-    return Halves(size) if bits == HALF else Eden(size, bits)
+# Numbers of a vector that a trellis pays for: fewer gain less, more take the memory of a byte for each state.
+_SEARCHED = range(128, 2**16 + 1)
+_UP, _DOWN = 8, 12  # bits of a window: a client has one vector, all of a round's error comes from one aggregate
+_FEWEST_CODES = 2  # of a window: with fewer a trellis is hardly better than its values are badly placed
 
 
-_SEARCHED = range(128, 2**16 + 1)  # numbers of a vector that a trellis pays for: fewer gain less, more take a second
+def upload_coding_of(size: int, bits: float) -> Coding:
+    """The code of uploads with so many bits a number."""
+    return _coding_of(size, bits, _UP)
 
 
 def aggregate_coding_of(size: int, bits: float) -> Coding:
-    """The code of aggregates. All of a round's error comes from this one vector, so its codes are searched for."""
-    if bits <= MOST_BITS and size in _SEARCHED:
-        return Eden(size, bits, TRELLIS)
-    return coding_of(size, bits)
+    """The code of aggregates with so many bits a number."""
+    return _coding_of(size, bits, _DOWN)
+
+
+def _coding_of(size: int, bits: float, window: int) -> Coding:
+    if bits == FULL:
+        return Plain(size)
+    if bits == HALF:
+        return Halves(size)
+    if size in _SEARCHED and bits >= 1 and _FEWEST_CODES * bits <= window:
+        return Eden(size, bits, Trellis(window))
+    return Eden(size, bits)
 
 
 Cost = Callable[[int, float], int]  # bytes of a vector of so many numbers, with so many bits each

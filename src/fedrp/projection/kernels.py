@@ -1,23 +1,20 @@
-"""The inner loops of the projections, compiled by Numba on first use and kept on disk for the next process.
+"""The inner loops of the projections, compiled (`fedrp.compiled`).
 
 A kernel works through tasks [start, stop) of a list that the problem alone decides, gives each task its own part of
 the output, and releases the GIL. `run` shares the tasks out over threads; results cannot depend on how many.
-Arithmetic is IEEE float32 and float64 in a fixed order, never fused or reordered: the same bits on every machine.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
-import platformdirs
+
+from fedrp.compiled import compiled
 
 Array = npt.NDArray[Any]
-Kernel = TypeVar("Kernel", bound=Callable[..., None])
 
 TILE = 1 << 14  # sums per task of `fold`: their 128 KiB stay in the second-level cache
 PAIRS = 64  # `normals` works in units of this many radius words followed by as many angle words
@@ -56,42 +53,24 @@ def run(kernel: Callable[..., None], tasks: int, values: int, *arguments: object
             future.result()
 
 
-def cache_folder() -> Path:
-    """Where compiled code is kept: the folder that FEDRP_CACHE names, else `fedrp` in the user's cache folder."""
-    return Path(os.environ.get("FEDRP_CACHE") or platformdirs.user_cache_path("fedrp")).expanduser() / "kernels"
-
-
-def _kernel(function: Kernel) -> Kernel:
-    """Compile on the first call. Where no folder for compiled code can be written, each process compiles anew."""
-    settings = vars(numba.config)
-    usual = settings["CACHE_DIR"]
-    settings["CACHE_DIR"] = usual or str(cache_folder())  # read while a function is decorated, and never again
-    try:
-        return cast(Kernel, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:
-        return cast(Kernel, numba.njit(nogil=True)(function))
-    finally:
-        settings["CACHE_DIR"] = usual
-
-
 # sign: coordinate c of block b (of `width` coordinates, the last block may be shorter) is negated if bit b % 8 of
 # signs[b // 8, c] is set, and added to sum (c + rolls[b]) % width. Eight blocks share a row of bytes, so that
 # neighbouring coordinates find their bits in neighbouring bytes and the loops vectorise.
 
 
-@_kernel
+@compiled
 def _add_signed(sums: Array, values: Array, signs: Array, bit: int) -> None:
     for i in range(values.size):
         sums[i] += values[i] * np.float32(1 - 2 * ((signs[i] >> bit) & 1))
 
 
-@_kernel
+@compiled
 def _copy_signed(out: Array, values: Array, signs: Array, bit: int, scale: np.float32) -> None:
     for i in range(out.size):
         out[i] = values[i] * (np.float32(1 - 2 * ((signs[i] >> bit) & 1)) * scale)
 
 
-@_kernel
+@compiled
 def fold(
     flat: Array, stride: int, columns: int, signs: Array, rolls: Array, group: int, sums: Array, start: int, stop: int
 ) -> None:
@@ -120,7 +99,7 @@ def fold(
         sums[row, g, low : low + size] = tile[:size]
 
 
-@_kernel
+@compiled
 def collect(sums: Array, order: Array, out: Array, start: int, stop: int) -> None:
     """Add up the groups of `fold`, then the pieces: out[row, j] is the total of sums order[:, j]. A task is one row.
 
@@ -138,7 +117,7 @@ def collect(sums: Array, order: Array, out: Array, start: int, stop: int) -> Non
             out[row, j] = value
 
 
-@_kernel
+@compiled
 def unfold(
     sums: Array, columns: int, signs: Array, rolls: Array, flat: Array, stride: int, start: int, stop: int
 ) -> None:
@@ -158,7 +137,7 @@ def unfold(
 # is moved back to end with the vector, so it may overlap the one before and must be done after it (undone before it).
 
 
-@_kernel
+@compiled
 def _transform(x: Array) -> None:
     """The Walsh-Hadamard transform in place, without scaling: two levels at a time, and an odd one first."""
     step = 1
@@ -180,7 +159,7 @@ def _transform(x: Array) -> None:
         step *= 4
 
 
-@_kernel
+@compiled
 def mix(flat: Array, out: Array, signs: Array, undo: bool, start: int, stop: int) -> None:
     """Negate and transform the blocks of a vector, orthonormally, or undo it. `out` may be the same memory."""
     size = signs.shape[1]
@@ -215,7 +194,7 @@ _2_32, _2_40, _2_41 = np.float32(2.0**-32), np.float32(2.0**-40), np.float32(2.0
 _STEP = np.float32(np.pi / 2**23)  # a quarter turn in 2**22 steps
 
 
-@_kernel
+@compiled
 def normals(words: Array, scale: np.float32, out: Array) -> None:
     """Turn random 32-bit words into as many normal deviates with standard deviation `scale`.
 
@@ -254,7 +233,7 @@ def normals(words: Array, scale: np.float32, out: Array) -> None:
             right[i] = radius * (cosine if swap else sine)
 
 
-@_kernel
+@compiled
 def transpose(source: Array, out: Array, add: bool, start: int, stop: int) -> None:
     """Write `source` (n, k or more) into `out` (k, n), or add it. A task is a strip that fits the first-level cache."""
     rows, columns = out.shape
@@ -267,7 +246,7 @@ def transpose(source: Array, out: Array, add: bool, start: int, stop: int) -> No
 # haar: reflections I - f v v' of vectors that normals make, in float64. Widths are multiples of LANES.
 
 
-@_kernel
+@compiled
 def _dot(a: Array, b: Array, lanes: Array) -> None:
     """Leave the inner product in lanes[0]: LANES sums of every LANES-th product, then halves added to halves."""
     lanes[:] = 0
@@ -282,7 +261,7 @@ def _dot(a: Array, b: Array, lanes: Array) -> None:
         half //= 2
 
 
-@_kernel
+@compiled
 def reflectors(vectors: Array, size: int, factors: Array, start: int, stop: int) -> None:
     """Turn rows x of normals, of which row r is x[r : size], into reflections that map e_r to +-x/||x||.
 
@@ -300,7 +279,7 @@ def reflectors(vectors: Array, size: int, factors: Array, start: int, stop: int)
         factors[r] = 2 / lanes[0]
 
 
-@_kernel
+@compiled
 def reflect(vectors: Array, factors: Array, stack: Array, undo: bool, start: int, stop: int) -> None:
     """Apply reflections to the last coordinates of each row in place, the last one first; to undo, the first one.
 

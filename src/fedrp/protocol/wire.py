@@ -27,7 +27,7 @@ from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.errors import WireError
 from fedrp.types import FINGERPRINT_BYTES, MAX_CLIENTS, MAX_COUNT, NO_FINGERPRINT
 
-VERSION = 6
+VERSION = 7
 SERVER = MAX_CLIENTS + 1  # the sender field of messages from the server
 RUN_ID_BYTES = 16
 CONTEXT_BYTES = 4

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from fedrp.algorithms.resolve import resolved
-from fedrp.compression.coding import coding_of, place_of
+from fedrp.compression.coding import place_of, upload_coding_of
 from fedrp.config.run import RunConfig
 from fedrp.learning.layout import built, layout_of
 from fedrp.learning.zoo import MODELS
@@ -50,7 +50,7 @@ def _model(name: str) -> nn.Module:
 
 def _sent(what: str, numbers: int, bits: float, paper: str | None) -> Sent:
     """Encode an upload of so many numbers, and measure it."""
-    coding = coding_of(numbers, bits)
+    coding = upload_coding_of(numbers, bits)
     vector = np.resize(np.array([0.5, -0.25, 0.125], np.float32), numbers)
     payload = coding.encode(vector, place_of(bytes(16), 1, 0))
     context = bytes(wire.CONTEXT_BYTES)

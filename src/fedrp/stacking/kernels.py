@@ -1,21 +1,20 @@
 """Layers that torch computes slowly on a CPU where channels are last in memory: pooling and group normalisation.
 
-Compiled by Numba on first use and kept on disk for the next process. Images here are arrays (examples, height, width,
+Compiled (`fedrp.compiled`). Images here are arrays (examples, height, width,
 channels); the innermost loops go over the channels, which lie side by side. One example after the other: it stays in
 the cache between the passes over it.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.autograd.function import once_differentiable
 
+from fedrp.compiled import compiled
+
 Array = npt.NDArray[Any]
-Kernel = TypeVar("Kernel", bound=Callable[..., None])
 
 
 _NOWHERE = np.uint8(4)  # of four places: the gradient goes to none
@@ -25,13 +24,6 @@ def suits(image: torch.Tensor) -> bool:
     """Whether an image (examples, channels, height, width) can be computed here."""
     known = image.device.type == "cpu" and image.dtype in (torch.float32, torch.float64)
     return known and image.ndim == 4 and image.is_contiguous(memory_format=torch.channels_last) and image.numel() > 0
-
-
-def _kernel(function: Kernel) -> Kernel:
-    try:
-        return cast(Kernel, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
-    except RuntimeError:  # there is no folder for compiled code: each process compiles anew
-        return cast(Kernel, numba.njit(nogil=True, error_model="numpy")(function))
 
 
 def _array(image: torch.Tensor) -> Array:
@@ -71,7 +63,7 @@ class HalvingMaxPool(torch.autograd.Function):
         return out.permute(0, 3, 1, 2), None
 
 
-@_kernel
+@compiled
 def _pool(image: Array, relu: bool, out: Array, places: Array) -> None:
     least = image.dtype.type(0 if relu else -np.inf)
     for n in range(out.shape[0]):
@@ -93,7 +85,7 @@ def _pool(image: Array, relu: bool, out: Array, places: Array) -> None:
                     places[n, i, j, k] = _NOWHERE if cut else place
 
 
-@_kernel
+@compiled
 def _unpool(gradient: Array, places: Array, out: Array) -> None:
     zero = gradient.dtype.type(0)
     for n in range(gradient.shape[0]):
@@ -146,59 +138,59 @@ class GroupNorm(torch.autograd.Function):
 # An image is (examples, rows, width * channels) below: long loops. What belongs to a channel is repeated for a row.
 
 
-@_kernel
+@compiled
 def _add(total: Array, values: Array) -> None:
     for k in range(total.size):
         total[k] += values[k]
 
 
-@_kernel
+@compiled
 def _add_squares(total: Array, values: Array, means: Array) -> None:
     for k in range(total.size):
         difference = values[k] - means[k]
         total[k] += difference * difference
 
 
-@_kernel
+@compiled
 def _add_products(total: Array, gradient: Array, values: Array, means: Array) -> None:
     for k in range(total.size):
         total[k] += gradient[k] * (values[k] - means[k])
 
 
-@_kernel
+@compiled
 def _scale(out: Array, values: Array, scale: Array, shift: Array, least: Any) -> None:
     for k in range(out.size):
         value = values[k] * scale[k] + shift[k]
         out[k] = least if value <= least else value
 
 
-@_kernel
+@compiled
 def _pass_positive(out: Array, gradient: Array, values: Array, scale: Array, shift: Array) -> None:
     zero = out.dtype.type(0)
     for k in range(out.size):
         out[k] = zero if values[k] * scale[k] + shift[k] <= zero else gradient[k]
 
 
-@_kernel
+@compiled
 def _combine(out: Array, values: Array, scale: Array, slope: Array, constant: Array) -> None:
     for k in range(out.size):
         out[k] = out[k] * scale[k] + values[k] * slope[k] + constant[k]
 
 
-@_kernel
+@compiled
 def _repeat(out: Array, values: Array) -> None:
     for k in range(0, out.size, values.size):
         out[k : k + values.size] = values
 
 
-@_kernel
+@compiled
 def _by_channel(total: Array, row: Array) -> None:
     total[:] = 0
     for k in range(0, row.size, total.size):
         _add(total, row[k : k + total.size])
 
 
-@_kernel
+@compiled
 def _by_group(sums: Array, groups: int) -> None:
     """Each channel gets the sum of its group."""
     size = sums.size // groups
@@ -206,7 +198,7 @@ def _by_group(sums: Array, groups: int) -> None:
         sums[g * size : (g + 1) * size] = sums[g * size : (g + 1) * size].sum()
 
 
-@_kernel
+@compiled
 def _normalise(
     image: Array,
     groups: int,
@@ -248,7 +240,7 @@ def _normalise(
             _scale(out[n, i], image[n, i], first, second, least)
 
 
-@_kernel
+@compiled
 def _denormalise(
     gradient: Array,
     image: Array,

@@ -282,23 +282,29 @@ def centroids(bits):
     return [round(number * 2**20) / 2**20 for number in found]
 
 
-def window_values(bits):
+def window_values(window, bits):
     seed = int.from_bytes(hashlib.sha256(b"fedrp public randomness v1|trellis").digest()[:16], "little")
-    words = np.random.Philox(key=seed).random_raw(4096).tolist()
-    scale = math.sqrt(1 - 4.0**-bits)
-    quantiles = [round(NormalDist().inv_cdf((i + 0.5) / 4096) * scale * 2**20) / 2**20 for i in range(4096)]
-    return [quantiles[place] for place in sorted(range(4096), key=lambda place: words[place])]
+    states, ways = 2**window, 2**bits
+    words = np.random.Philox(key=seed).random_raw(2 * states // ways).tolist()
+    order, turns = words[: states // ways], words[states // ways :]
+    deviation = math.sqrt(1 - 4.0**-bits) if window >= 4 * bits else 1.2
+    quantiles = [NormalDist().inv_cdf((i + 0.5) / states) * deviation for i in range(states)]
+    ranks = sorted(range(states // ways), key=lambda place: order[place])
+    values = []
+    for rank, turn in zip(ranks, turns, strict=True):
+        values += [quantiles[rank + (code + turn) % ways * (states // ways)] for code in range(ways)]
+    return [round(value * 2**20) / 2**20 for value in values]
 
 
-def decoded(payload, size, bits, trellis, place):
-    """The vector of a payload of few bits."""
+def decoded(payload, size, bits, window, place):
+    """The vector of a payload of few bits; by centroids where there is no window."""
     scale = struct.unpack("<f", payload[:4])[0]
     stream = "".join(f"{byte:08b}"[::-1] for byte in payload[4:])
     codes = [int(stream[i * bits : (i + 1) * bits][::-1], 2) for i in range(size)]
-    values, window, there = window_values(bits) if trellis else centroids(bits), 0, []
+    values, last, there = window_values(window, bits) if window else centroids(bits), 0, []
     for code in codes:
-        window = (window << bits | code) % 4096
-        there.append(scale * values[window if trellis else code])
+        last = (last << bits | code) % 2**window if window else code
+        there.append(scale * values[last])
     forth = np.array([spread(row, place) for row in np.eye(size)])  # row i: where unit vector i goes
     return (forth @ there).tolist()
 
@@ -416,6 +422,6 @@ def context(run, tag):
 def message(kind, where, round_, sender, items, dtype=0, weight=0, fingerprint=bytes(4)):
     """`where` is the context."""
     body = {0: bytes, 1: floats, 2: whole_numbers}[dtype](items)
-    header = bytes([0xF6, kind, dtype]) + where + struct.pack("<H", round_) + sender.to_bytes(3, "little")
+    header = bytes([0xF7, kind, dtype]) + where + struct.pack("<H", round_) + sender.to_bytes(3, "little")
     header += struct.pack("<II", weight, len(items)) + fingerprint
     return header + struct.pack("<I", zlib.crc32(header + body)) + body

@@ -23,7 +23,7 @@ def test_after_the_set_up_a_run_compiles_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "FEDRP_CACHE": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
     found = []
-    for arguments in (["-m", "fedrp.projection.compile"], ["-c", RUN]):
+    for arguments in (["-m", "fedrp.engines.compile"], ["-c", RUN]):
         subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True, timeout=300)
         found.append(sorted(tmp_path.rglob("*.nbc")))
     assert found[0] == found[1]
