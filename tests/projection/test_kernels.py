@@ -114,19 +114,6 @@ def test_normals_reach_the_far_tail():
     assert np.abs(values).max() > 7.5
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 64), (33, 200), (100, 63)])
-def test_transpose_writes_or_adds(rows, columns):
-    source = random.standard_normal((columns, rows + 5), np.float32)
-    strips = -(-columns // kernels.STRIP)
-    out = np.full((rows, columns + 2), np.nan, np.float32)
-    for strip in reversed(range(strips)):
-        kernels.transpose(source, out[:, :columns], False, strip, strip + 1)
-    same_bits(out[:, :columns], source[:, :rows].T)
-    kernels.transpose(source, out[:, :columns], True, 0, strips)
-    same_bits(out[:, :columns], 2 * source[:, :rows].T)
-    assert np.isnan(out[:, columns:]).all(), "wrote between the rows"
-
-
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_run_covers_all_tasks_once(threads, monkeypatch):
     monkeypatch.setattr(kernels, "_threads", threads)

@@ -57,24 +57,17 @@ class GaussianProjection(Projection):
     def _forward(self, stack: FloatArray, out: FloatArray) -> None:
         out[:] = 0
         for i, j, tile in self._tiles():
-            product = torch.mm(_tensor(tile), _tensor(stack[:, j : j + tile.shape[1]]).T)
-            out[:, i : i + tile.shape[0]] += product.numpy().T
+            vectors = _tensor(stack[:, j : j + tile.shape[1]])
+            out[:, i : i + tile.shape[0]] += torch.mm(vectors, _tensor(tile).T).numpy()
 
     def _adjoint(self, stack: FloatArray, out: FloatArray) -> None:
-        count = len(stack)
-        # many rows go faster transposed, in whole sixteens; a few go many times slower
-        many = count >= 32
-        thetas = np.zeros((_round_up(count, 16) if many else count, self.rows), np.float32)
-        thetas[:count] = stack
+        out[:] = 0
+        width = _STRIP_COLUMNS if len(stack) >= _MANY_ROWS else _TILE_COLUMNS
         for i, j, tile in self._tiles():
-            matrix, theta = _tensor(tile), _tensor(thetas[:, i : i + tile.shape[0]])
-            part = out[:, j : j + tile.shape[1]]
-            if many:
-                strips = -(-part.shape[1] // kernels.STRIP)
-                product = torch.mm(matrix.T, theta.T).numpy()
-                kernels.run(kernels.transpose, strips, part.size, product, part, i > 0)
-            else:
-                np.add(part if i else np.float32(0), torch.mm(theta, matrix).numpy(), out=part)
+            theta = _tensor(stack[:, i : i + tile.shape[0]])
+            for start in range(0, tile.shape[1], width):
+                strip = tile[:, start : start + width]
+                out[:, j + start : j + start + strip.shape[1]] += torch.mm(theta, _tensor(strip)).numpy()
 
     def _tiles(self) -> Iterator[tuple[int, int, FloatArray]]:
         """A in parts that cover it, each as (first row, first column, entries); rows run fastest."""
@@ -243,6 +236,8 @@ def make_projection(
 
 _BLOCK = 1 << 13  # coordinates per block of `sign` at least; part of its definition
 _TILE_COLUMNS = 1 << 17
+_STRIP_COLUMNS = 1 << 11  # a product with many rows is fastest where its other factor stays in the cache
+_MANY_ROWS = 8
 _TILE_ENTRIES = 1 << 21
 
 

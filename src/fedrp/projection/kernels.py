@@ -18,7 +18,6 @@ Array = npt.NDArray[Any]
 
 TILE = 1 << 14  # sums per task of `fold`: their 128 KiB stay in the second-level cache
 PAIRS = 64  # `normals` works in units of this many radius words followed by as many angle words
-STRIP = 64  # columns per task of `transpose`
 LANES = 128  # partial sums of `reflect`: as many as hide the time that an addition takes
 _VALUES_PER_THREAD = 1 << 18  # with less work than this, a thread costs more time than it saves
 
@@ -231,16 +230,6 @@ def normals(words: Array, scale: np.float32, out: Array) -> None:
             swap = (b >> 30) & 1
             left[i] = radius * (sine if swap else cosine)
             right[i] = radius * (cosine if swap else sine)
-
-
-@compiled
-def transpose(source: Array, out: Array, add: bool, start: int, stop: int) -> None:
-    """Write `source` (n, k or more) into `out` (k, n), or add it. A task is a strip that fits the first-level cache."""
-    rows, columns = out.shape
-    for strip in range(start, stop):
-        for i in range(rows):
-            for j in range(strip * STRIP, min((strip + 1) * STRIP, columns)):
-                out[i, j] = out[i, j] + source[j, i] if add else source[j, i]
 
 
 # haar: reflections I - f v v' of vectors that normals make, in float64. Widths are multiples of LANES.
