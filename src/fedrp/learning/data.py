@@ -98,7 +98,7 @@ class Entry(NamedTuple):
 
     def located(self, data_dir: Path | None = None) -> Path:
         """Where the files lie, or would lie once fetched."""
-        return (data_dir or default_data_dir()).expanduser() / self.path
+        return Path(data_dir or default_data_dir()).expanduser() / self.path
 
 
 def default_data_dir() -> Path:
