@@ -23,7 +23,7 @@ import torch
 from origin import origin_of
 from page import came_from, placed, spread, table
 
-from fedrp.compression.coding import place_of, upload_coding_of
+from fedrp.compression.coding import aggregate_coding_of, place_of, upload_coding_of
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.choice import make_trainer
 from fedrp.learning.objective import Examples, LocalSGD
@@ -34,7 +34,14 @@ from fedrp.rng import RunSeed
 
 TABLE = "few-bits-cost"
 CLIENTS, EXAMPLES, SHAPE = 100, 600, (1, 28, 28)
-CASES = ((1000, "haar"), (4064, "haar"), (16384, "haar"), (20000, "haar"), (32736, "hadamard"))
+CASES = (
+    (1000, "haar"),
+    (4064, "haar"),
+    (16384, "haar"),
+    (16384, "hadamard"),
+    (20000, "haar"),
+    (32736, "hadamard"),
+)
 
 
 def training() -> Callable[[], Any]:
@@ -56,7 +63,8 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def stages(size: int, kind: str) -> dict[str, float]:
     """Seconds of each stage of a round, for one bit a number each way."""
-    rotation, coding, run = make_rotation(kind, SecretKey(bytes(32)), size), upload_coding_of(size, 1.0), bytes(16)
+    rotation, run = make_rotation(kind, SecretKey(bytes(32)), size), bytes(16)
+    coding, downwards = upload_coding_of(size, 1.0), aggregate_coding_of(size, 1.0)
     uploads = np.random.default_rng(0).standard_normal((CLIENTS, size), np.float32)
     found: dict[str, Any] = {}
 
@@ -71,8 +79,8 @@ def stages(size: int, kind: str) -> dict[str, float]:
         found["mean"] = np.mean(decoded, axis=0, dtype=np.float32)
 
     def back() -> None:
-        payload = coding.encode(found["mean"], place_of(run, 1, CLIENTS))
-        rotation.adjoint(coding.decode(payload, place_of(run, 1, CLIENTS)))
+        payload = downwards.encode(found["mean"], place_of(run, 1, CLIENTS))
+        rotation.adjoint(downwards.decode(payload, place_of(run, 1, CLIENTS)))
 
     return {"rotate": seconds(turn), "encode": seconds(encode), "decode": seconds(decode), "back": seconds(back)}
 

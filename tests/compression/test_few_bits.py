@@ -1,7 +1,6 @@
 """Few bits: centroids, packing, an unbiased code with errors that average out."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from fedrp import RunConfig
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.servers import SERVERS
-from fedrp.compression import compiled_search, trellis
+from fedrp.compression import trellis
 from fedrp.compression.coding import (
     Halves,
     MaskedWords,
@@ -21,7 +20,6 @@ from fedrp.compression.coding import (
     place_of,
     upload_coding_of,
 )
-from fedrp.compression.compiled_search import with_compiled_search
 from fedrp.compression.eden import Eden, Trellis
 from fedrp.compression.lloyd_max import centroids
 from fedrp.compression.packing import pack, packed_bytes, unpack
@@ -34,9 +32,6 @@ KNOWN = {(8, 1): 0.4668416976928711, (8, 4): -2.3439884185791016, (12, 2): 0.914
 PUBLISHED = {1: [0.7980], 2: [0.4528, 1.510], 3: [0.2451, 0.7560, 1.344, 2.152]}
 # EDEN: squared error in units of the squared norm, for a vector that is spread evenly.
 ERRORS = {1: 0.571, 2: 0.133, 3: 0.036, 4: 0.0096}
-
-
-Search = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def places(count: int) -> list[bytes]:
@@ -100,7 +95,7 @@ def test_the_error_of_the_code_is_the_published_one(bits: int) -> None:
 )
 def test_a_trellis_comes_close_to_the_bound_of_any_code(window: int, bits: int, worst: float) -> None:
     """No code of b bits has an error below 4^-b of a normal vector (Shannon 1959), unbiased 1 / (4^b - 1) of it."""
-    vector, coding = heavy_tailed(4064), with_compiled_search(Eden(4064, bits, Trellis(window)))
+    vector, coding = heavy_tailed(4064), Eden(4064, bits, Trellis(window))
     found = [coding.decode(coding.encode(vector, place), place) for place in places(4)]
     error = np.mean([np.square(each - vector).sum() for each in found]) / np.square(vector).sum()
     least = 1 / (4**bits - 1)
@@ -108,21 +103,38 @@ def test_a_trellis_comes_close_to_the_bound_of_any_code(window: int, bits: int, 
     assert error < 0.75 * ERRORS[bits]
 
 
-@pytest.mark.parametrize("search", [trellis.search, compiled_search.search])
-def test_a_search_finds_the_closest_string_of_all(search: Search) -> None:
+def test_a_search_finds_the_closest_string_of_all() -> None:
     """All 2^10 strings of ten bits tried one by one."""
     numbers = np.random.default_rng(5).standard_normal(10).astype(np.float32)
     for bits in (1, 2):
         count = 10 // bits
         strings = (np.arange(2**10, dtype=np.uint32)[:, None] >> np.arange(0, 10, bits, dtype=np.uint32)) % 2**bits
         errors = [np.square(trellis.decoded(each, 12, bits) - numbers[:count]).sum() for each in strings]
-        np.testing.assert_array_equal(search(numbers[:count], 12, bits), strings[int(np.argmin(errors))])
+        np.testing.assert_array_equal(trellis.search(numbers[:count], 12, bits), strings[int(np.argmin(errors))])
+
+
+def searched_plainly(numbers: np.ndarray, window: int, bits: int) -> np.ndarray:
+    """Viterbi's search with NumPy, whole windows at a time."""
+    ways, values = 2**bits, trellis.values(window, bits)
+    errors = np.full(2**window, np.inf, np.float32)
+    errors[0] = 0
+    chosen = []
+    for number in numbers:
+        before = errors.reshape(ways, -1)
+        chosen.append(before.argmin(0))
+        shortest = before.min(0) - before.min()
+        errors = np.repeat(shortest, ways) + (values * values - 2 * values * number)
+    codes, place = [], int(errors.argmin())
+    for best in reversed(chosen):
+        codes.append(place % ways)
+        place = place // ways + int(best[place // ways]) * 2 ** (window - bits)
+    return np.array(codes[::-1], np.uint32)
 
 
 @pytest.mark.parametrize(("window", "bits"), [(8, 1), (8, 2), (8, 3), (8, 4), (12, 1), (12, 6)])
-def test_the_compiled_search_finds_the_same_codes(window: int, bits: int) -> None:
+def test_the_compiled_search_finds_the_codes_of_a_plain_one(window: int, bits: int) -> None:
     numbers = heavy_tailed(300, window + bits)
-    np.testing.assert_array_equal(compiled_search.search(numbers, window, bits), trellis.search(numbers, window, bits))
+    np.testing.assert_array_equal(trellis.search(numbers, window, bits), searched_plainly(numbers, window, bits))
 
 
 def test_values_of_the_trellis_are_the_same_everywhere() -> None:
@@ -152,7 +164,7 @@ def test_vectors_that_gain_by_it_are_searched_for() -> None:
 
 UNBIASED = [
     *(Eden(2048, bits) for bits in (0.25, 0.5, 1, 2, 4)),
-    *(with_compiled_search(Eden(256, 1, Trellis(window))) for window in (8, 12)),
+    *(Eden(256, 1, Trellis(window)) for window in (8, 12)),
 ]
 
 

@@ -11,7 +11,6 @@ A payload is the scale (float32), then the packed codes.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +25,6 @@ from fedrp.rng import public_words
 from fedrp.types import Codes, Vector
 
 SCALE_BYTES = 4
-Search = Callable[[Vector, int, int], Codes]  # of numbers, window and bits
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,10 @@ class Trellis:
     """All numbers together (`fedrp.compression.trellis`)."""
 
     window: int  # bits that a value depends on: more are closer to the bound, and twice the work each
-    search: Search = trellis.search
 
     def codes(self, numbers: Vector, bits: int) -> Codes:
         """The codes that stand for numbers closest to these."""
-        return self.search(numbers, self.window, bits)
+        return trellis.search(numbers, self.window, bits)
 
     def values(self, codes: Codes, bits: int) -> Vector:
         """The numbers that the codes stand for."""

@@ -7,15 +7,18 @@ no code can do better than 0.25.
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import ndtri
 
+from fedrp.compiled import compiled
 from fedrp.rng import public_words
 from fedrp.types import Codes, Vector
 
 _GRID = 2.0**-20  # values are multiples of it: machines whose last digits differ have the same ones
 _LONG = 4  # from so many codes in a window the best values are spread like those of a random code
+_Search = Callable[[Vector, Vector, Vector, Codes], None]  # of numbers, squares and doubles of values, into codes
 _SHORT_SPREAD = 1.2  # else a little more: windows forget, and numbers far out need values of their own
 
 
@@ -49,27 +52,47 @@ def decoded(codes: Codes, window: int, bits: int) -> Vector:
 
 def search(numbers: Vector, window: int, bits: int) -> Codes:
     """The codes whose values are closest to the numbers, of all strings of codes."""
-    states, ways = 1 << window, 1 << bits  # a window follows `ways` others, which differ in what it has forgotten
-    squares, doubled = costs(window, bits)
-    errors = np.full(states, np.inf, np.float32)  # of the best string that ends in each window, up to a constant
-    errors[0] = 0
-    before, after = errors.reshape(ways, -1), errors.reshape(-1, ways).T
-    best = np.empty((numbers.size, states // ways), np.uint8)  # what the window before had in the forgotten bits
-    for number, chosen in zip(numbers, best, strict=True):
-        chosen[:] = before[1] < before[0] if ways == 2 else before.argmin(0)  # the former is much faster
-        shortest = before.min(0)
-        shortest -= shortest.min()
-        after[:] = shortest + (squares - doubled * number)
+    by_code = values(window, bits).reshape(-1, 1 << bits).T  # rows by a window's last code
     codes = np.empty(numbers.size, np.uint32)
-    place = int(errors.argmin())
-    for at in range(numbers.size - 1, -1, -1):
-        codes[at] = place & (ways - 1)
-        place = place >> bits | int(best[at, place >> bits]) << (window - bits)
+    squares, doubled = np.ascontiguousarray(by_code * by_code), np.ascontiguousarray(2 * by_code)
+    _search_of(1 << bits)(numbers, squares, doubled, codes)
     return codes
 
 
 @functools.cache
-def costs(window: int, bits: int) -> tuple[Vector, Vector]:
-    """v^2 and 2 v of the value v of each window: rows by its last code, so that the cost of x is v^2 - 2 v x."""
-    by_code = values(window, bits).reshape(-1, 1 << bits).T
-    return np.ascontiguousarray(by_code * by_code), np.ascontiguousarray(2 * by_code)
+def _search_of(ways: int) -> _Search:
+    """The loops for codes of one size: `ways` is a constant there, so that they vectorise.
+
+    A window follows `ways` others, which differ in what it has forgotten.
+    """
+
+    def found(numbers: Vector, squares: Vector, doubled: Vector, codes: Codes) -> None:
+        # The cost of x is (x - v)^2 - x^2 = v^2 - 2 v x for a window of value v.
+        shared = squares.shape[1]  # windows that one window may become, but for their last code
+        errors = np.full(ways * shared, np.inf, np.float32)
+        errors[0] = 0
+        best = np.empty((numbers.size, shared), np.uint8)
+        shortest = np.empty(shared, np.float32)
+        for at in range(numbers.size):
+            number, chosen = numbers[at], best[at]
+            for s in range(shared):
+                first, other = errors[s], errors[s + shared]
+                chosen[s] = np.uint8(other < first)
+                shortest[s] = min(first, other)
+            for way in range(2, ways):
+                for s in range(shared):
+                    so_far, other = shortest[s], errors[s + way * shared]
+                    chosen[s] = np.uint8(way) if other < so_far else chosen[s]
+                    shortest[s] = min(so_far, other)
+            least = shortest[0]
+            for s in range(shared):
+                least = min(least, shortest[s])
+            for s in range(shared):
+                for way in range(ways):
+                    errors[ways * s + way] = (shortest[s] - least) + (squares[way, s] - doubled[way, s] * number)
+        place = np.int64(errors.argmin())
+        for at in range(numbers.size - 1, -1, -1):
+            codes[at] = place % ways
+            place = place // ways + np.int64(best[at, place // ways]) * shared
+
+    return compiled(found)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedrp.compiled import cache_folder
-from fedrp.compression import compiled_search
+from fedrp.compression import trellis
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.choice import make_trainer
 from fedrp.learning.objective import Examples, LocalSGD
@@ -19,7 +19,7 @@ from fedrp.rng import RunSeed
 _COLUMNS, _ROWS = 1000, 64
 _STACKED = {"lenet5": (1, 28, 28), "cnn": (3, 32, 32)}  # pooling; pooling and group normalisation
 _CLASSES = 10
-_UPLOADS = ((8, 1), (8, 2))  # window and bits
+_WINDOW, _BITS = 8, (1, 2)
 
 
 def compile_projections() -> None:
@@ -47,8 +47,8 @@ def compile_training() -> None:
 
 def compile_search() -> None:
     """Search for the codes of a short vector."""
-    for window, bits in _UPLOADS:
-        compiled_search.search(np.zeros(4, np.float32), window, bits)
+    for bits in _BITS:
+        trellis.search(np.zeros(4, np.float32), _WINDOW, bits)
 
 
 if __name__ == "__main__":

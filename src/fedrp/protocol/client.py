@@ -13,7 +13,6 @@ from typing import NamedTuple
 from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals, own_words
 from fedrp.compression import coding as codes
-from fedrp.compression.compiled_search import with_compiled_search
 from fedrp.crypto import secure_aggregation
 from fedrp.crypto.epochs import covering
 from fedrp.crypto.masks import Masker, extended
@@ -202,7 +201,7 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         sent = _masker(bench, client, site, round_, context.cohort).masked(sent)
         if bench.algorithm.server.memory == "own":  # so that an honest server sums only those whose masks cancel
             mark = plan.transcript[:FINGERPRINT_BYTES]
-    coding = with_compiled_search(bench.pipeline.upload_coding(bench.upload_size))
+    coding = bench.pipeline.upload_coding(bench.upload_size)
     payload = coding.encode(sent, codes.place_of(bench.run, round_, client.index))
     fields = (bench.context, round_, client.index, payload, weight_of(bench, site), mark, coding.width)
     reply = wire.encode([Message(Kind.UPLOAD, *fields), *replies])
