@@ -44,7 +44,7 @@ def unpack(data: Bytes, bits: int, count: int) -> Words:
         stop = min(start + _CHUNK, count)
         part = data[start * bits // 8 : packed_bytes(stop, bits)]
         each = np.unpackbits(part, count=(stop - start) * bits, bitorder="little").reshape(-1, bits)
-        words = np.zeros((stop - start, MOST_BITS), np.uint8)
+        words = np.zeros((stop - start, 8 if bits <= 8 else MOST_BITS), np.uint8)
         words[:, :bits] = each
-        out[start:stop] = np.packbits(words, axis=1, bitorder="little").view("<u4").reshape(-1)
+        out[start:stop] = np.packbits(words, axis=1, bitorder="little").view("u1" if bits <= 8 else "<u4").reshape(-1)
     return out

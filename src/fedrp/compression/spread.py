@@ -4,12 +4,13 @@ Random signs and a Walsh-Hadamard transform, twice: after one of them, a vector 
 two sizes only. Where the size is no power of two, each time of the first and then of the last 2^k coordinates, 2^k
 being the largest power of two within the size. Orthogonal, and every coordinate is close to normal, whatever the vector
 was. The randomness is public: it makes errors of different senders
-independent, and hides nothing. NumPy only and in a fixed order: the same bits on every machine.
+independent, and hides nothing. In a fixed order: the same bits on every machine.
 """
 
 import numpy as np
 import numpy.typing as npt
 
+from fedrp.compiled import compiled
 from fedrp.rng import public_words
 from fedrp.types import Vector
 
@@ -59,20 +60,20 @@ def _signs(place: bytes, total: int) -> list[list[Signs]]:
 
 def _hadamard(vector: Vector) -> Vector:
     """The orthonormal Walsh-Hadamard transform, of a power of two."""
-    size = vector.size
-    wide = 1 << (size.bit_length() // 2)  # a matrix, so that sums go over long rows in both directions
-    once = _over_rows(vector.reshape(-1, wide))
-    both = _over_rows(np.ascontiguousarray(once.T))
-    return np.ascontiguousarray(both.T).reshape(size) * np.float32(1 / np.sqrt(size))
+    result = vector.astype(np.float32)
+    _butterflies(result, 1 << (result.size.bit_length() // 2))
+    return result * np.float32(1 / np.sqrt(result.size))
 
 
-def _over_rows(matrix: Vector) -> Vector:
-    """The transform of every column, without its scale."""
-    rows, result = len(matrix), matrix
-    for step in (1 << k for k in range(rows.bit_length() - 1)):
-        pairs, sums = result.reshape(rows // (2 * step), 2, -1), np.empty_like(matrix)
-        into = sums.reshape(pairs.shape)
-        np.add(pairs[:, 0], pairs[:, 1], out=into[:, 0])
-        np.subtract(pairs[:, 0], pairs[:, 1], out=into[:, 1])
-        result = sums
-    return result
+@compiled
+def _butterflies(vector: Vector, middle: int) -> None:
+    """The transform without its scale, in place: distances from `middle` on upwards, then those from 1 to there."""
+    for begin, end in ((middle, vector.size), (1, middle)):
+        step = begin
+        while step < end:
+            for first in range(0, vector.size, 2 * step):
+                lefts, rights = vector[first : first + step], vector[first + step : first + 2 * step]
+                for i in range(step):
+                    left, right = lefts[i], rights[i]
+                    lefts[i], rights[i] = left + right, left - right
+            step *= 2

@@ -18,6 +18,7 @@ from fedrp.types import Codes, Vector
 
 _GRID = 2.0**-20  # values are multiples of it: machines whose last digits differ have the same ones
 _LONG = 4  # from so many codes in a window the best values are spread like those of a random code
+_OFTEN = 16  # numbers after which errors are counted from the least again, so that none grows large
 _Search = Callable[[Vector, Vector, Vector, Codes], None]  # of numbers, squares and doubles of values, into codes
 _SHORT_SPREAD = 1.2  # else a little more: windows forget, and numbers far out need values of their own
 
@@ -84,12 +85,11 @@ def _search_of(ways: int) -> _Search:
                     so_far, other = shortest[s], errors[s + way * shared]
                     chosen[s] = np.uint8(way) if other < so_far else chosen[s]
                     shortest[s] = min(so_far, other)
-            least = shortest[0]
-            for s in range(shared):
-                least = min(least, shortest[s])
+            if at % _OFTEN == 0:
+                shortest -= shortest.min()
             for s in range(shared):
                 for way in range(ways):
-                    errors[ways * s + way] = (shortest[s] - least) + (squares[way, s] - doubled[way, s] * number)
+                    errors[ways * s + way] = shortest[s] + (squares[way, s] - doubled[way, s] * number)
         place = np.int64(errors.argmin())
         for at in range(numbers.size - 1, -1, -1):
             codes[at] = place % ways
