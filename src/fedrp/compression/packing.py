@@ -20,11 +20,16 @@ def pack(numbers: npt.NDArray[np.unsignedinteger], bits: int) -> Bytes:
     """The lowest `bits` bits of each number; what is left over of the last byte is 0."""
     out = np.empty(packed_bytes(numbers.size, bits), np.uint8)
     for start in range(0, numbers.size, _CHUNK):
-        words = numbers[start : start + _CHUNK].astype("<u4")
-        each = np.unpackbits(words.view(np.uint8).reshape(-1, 4), axis=1, count=bits, bitorder="little")
-        part = np.packbits(each.reshape(-1), bitorder="little")
+        part = numbers[start : start + _CHUNK]
+        if bits == 1:
+            each = (part & 1).astype(np.uint8)
+        else:
+            each = np.unpackbits(
+                part.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, count=bits, bitorder="little"
+            )
+        packed = np.packbits(each.reshape(-1), bitorder="little")
         first = start * bits // 8
-        out[first : first + part.size] = part
+        out[first : first + packed.size] = packed
     return out
 
 
@@ -43,8 +48,11 @@ def unpack(data: Bytes, bits: int, count: int) -> Words:
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
         part = data[start * bits // 8 : packed_bytes(stop, bits)]
-        each = np.unpackbits(part, count=(stop - start) * bits, bitorder="little").reshape(-1, bits)
-        words = np.zeros((stop - start, 8 if bits <= 8 else MOST_BITS), np.uint8)
-        words[:, :bits] = each
-        out[start:stop] = np.packbits(words, axis=1, bitorder="little").view("u1" if bits <= 8 else "<u4").reshape(-1)
+        each = np.unpackbits(part, count=(stop - start) * bits, bitorder="little")
+        if bits == 1:
+            out[start:stop] = each
+            continue
+        words = np.zeros((stop - start, MOST_BITS), np.uint8)
+        words[:, :bits] = each.reshape(-1, bits)
+        out[start:stop] = np.packbits(words, axis=1, bitorder="little").view("<u4").reshape(-1)
     return out
