@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 BASE = Scenario(clients=10, targets=6, rounds=2)
 SUBSPACE = dataclasses.replace(BASE, algorithm="fedrp-subspace")
-PRINTED = dataclasses.replace(BASE, algorithm="fedrp")
+PRINTED = dataclasses.replace(BASE, algorithm="fedrp", deliver="client")
 PRIVATE = dataclasses.replace(BASE, algorithm="fedavg-dp", rounds=10)
 BLIND = Effort(smoothness=0.1)  # what suits an attacker best who matches noise
 NOISY = dataclasses.replace(SUBSPACE, dp_epsilon=10.0, rounds=10, projection="sign", targets=4)
@@ -189,7 +189,7 @@ LABELS: dict[str, list[Scenario]] = {
 MEMBERSHIP = {
     "membership-fedavg": RunConfig("fedavg"),
     "membership-fedavg-dp": RunConfig("fedavg-dp", clip=1.0),
-    "membership-fedrp": RunConfig("fedrp", dim=1000),
+    "membership-fedrp": RunConfig("fedrp", dim=1000, deliver="client"),
     "membership-subspace": RunConfig("fedrp-subspace", projection="sign", dim=1000),
     "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dim=1000, dp_epsilon=10.0, clip=1.0),
     "membership-fwc": RunConfig("fwc"),

@@ -31,8 +31,8 @@ from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind
+from fedrp.simulation.courses import seeded_coins
 from fedrp.simulation.measures import delivering_client
-from fedrp.simulation.simulate import seeded_coins
 from fedrp.storage.server import ServerFolder
 from fedrp.testing.local import local_run
 from fedrp.testing.relay import Relay

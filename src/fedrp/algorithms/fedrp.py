@@ -20,10 +20,17 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
-from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, papers_size, resolve_projection
+from fedrp.algorithms.shared import (
+    GAUSSIAN_ENTRIES,
+    averages_released,
+    mean_delivered,
+    papers_size,
+    resolve_projection,
+)
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
+from fedrp.mechanisms.delivery import averages, by_default
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import norm_bound
 from fedrp.types import Vector
@@ -35,6 +42,7 @@ DEFAULT_SHARE = 0.25
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
     family = "gaussian" if (config.dim or 0) * parameters <= GAUSSIAN_ENTRIES else "sign"
+    config = dataclasses.replace(config, deliver=config.deliver or by_default(config))
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
@@ -88,21 +96,21 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 
 def _releases(config: Resolved) -> list[Release]:
+    """Who learns what. The mean of final models, where it is delivered, tells the server more than projections do."""
     known: Event = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
     if config.secure_aggregation:
         known = Unsupported("who knows the matrices can read m linear functions of the mean model a round")
-    return [
-        *projected_releases(config),
-        Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known),
-        *averages_released(),
-    ]
+    together = Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known)
+    if averages(config):
+        return [*mean_delivered(config), together]
+    return [*projected_releases(config), together, *averages_released()]
 
 
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
     settings=EXCHANGE_SETTINGS
     | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch"}
-    | {"ball", "sensitivity", "norm_floor"},
+    | {"ball", "sensitivity", "norm_floor", "deliver"},
     delivers="client",
     resolve=_resolve,
     default_size=papers_size,
