@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 BASE = Scenario(clients=10, targets=6, rounds=2)
 SUBSPACE = dataclasses.replace(BASE, algorithm="fedrp-subspace")
-PRINTED = dataclasses.replace(BASE, algorithm="fedrp", deliver="client")
+PRINTED = dataclasses.replace(BASE, algorithm="fedrp")
 PRIVATE = dataclasses.replace(BASE, algorithm="fedavg-dp", rounds=10)
 BLIND = Effort(smoothness=0.1)  # what suits an attacker best who matches noise
 NOISY = dataclasses.replace(SUBSPACE, dp_epsilon=10.0, rounds=10, projection="sign", targets=4)

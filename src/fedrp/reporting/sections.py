@@ -173,8 +173,8 @@ def _bytes(runs: Sequence[Run]) -> Markup:
     about += "All of a client so far: in all rounds, sent and received, keys included, on the mean over clients."
     if any((run.result or {}).get("delivery_participants") is not None for run in runs):
         about += " Where the models of all clients are averaged after the last round, that comes once on top: "
-        sizes = {run.name: _delivery(run.result or {}) for run in runs}
-        about += ", ".join(f"{name} {size:,.0f} B" for name, size in sizes.items() if size) + "."
+        once = {run.name: _delivery(run.result or {}) for run in runs}
+        about += ", ".join(f"{name} {size:,.0f} B" for name, size in once.items() if size) + "."
     return joined([table("Bytes of a client", head, rows), _note(about)]) if rows else Markup("")
 
 
