@@ -41,7 +41,7 @@ def models_of(config: RunConfig, task: Task) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_delivered_model_is_the_mean_but_for_rounding(secure: bool, task: Task) -> None:
-    config = tiny_config("fedrp", projection="sign", secure_aggregation=secure)
+    config = tiny_config("fedrp", projection="sign", rotation="haar", secure_aggregation=secure)
     run = Federation(config, task)
     for _ in range(config.rounds):
         run.round()
@@ -56,7 +56,9 @@ def test_the_delivered_model_is_the_mean_but_for_rounding(secure: bool, task: Ta
 
 @pytest.mark.parametrize("algorithm", ["fedrp", "fwc"])
 def test_the_simulation_delivers_what_its_clients_hold_on_average(algorithm: str, task: Task) -> None:
-    config = tiny_config(algorithm, deliver="average", **({"projection": "sign"} if algorithm == "fedrp" else {}))
+    config = tiny_config(
+        algorithm, deliver="average", **({"projection": "sign", "rotation": "haar"} if algorithm == "fedrp" else {})
+    )
     result = simulate(config, task)
     one = simulate(dataclasses.replace(config, deliver="client"), task)
     assert result.as_json()["accuracy_average"] == one.as_json()["accuracy_average"]
@@ -75,6 +77,9 @@ def test_printed_fedrp_delivers_the_mean_unless_it_would_cost_a_promise() -> Non
         ({}, "average"),
         ({"ball": 0.1}, "client"),
         ({"aggregation": "median"}, "client"),
+        ({"projection": "sign"}, "client"),
+        ({"projection": "sign", "dim": 3}, "average"),
+        ({"projection": "sign", "secure_aggregation": True}, "average"),
         ({"clients": 2}, "client"),
         ({"clients": 201}, "client"),
         ({"deliver": "client"}, "client"),
@@ -87,6 +92,8 @@ def test_printed_fedrp_delivers_the_mean_unless_it_would_cost_a_promise() -> Non
 def test_what_cannot_be_averaged_is_refused(task: Task) -> None:
     with pytest.raises(ConfigError, match="deliver=average is not valid for clients=2: 3 are needed"):
         simulate(tiny_config("fedrp", clients=2, deliver="average"), task)
+    with pytest.raises(ConfigError, match=r"deliver=average is not safe for projection='sign' with dim=12: .*6\.92 is"):
+        simulate(tiny_config("fedrp", projection="sign", deliver="average"), task)
     with pytest.raises(ConfigError, match="deliver=average does nothing with algorithm 'fedavg': leave it out"):
         simulate(tiny_config("fedavg", deliver="average"), task)
     with pytest.raises(ConfigError, match="unknown deliver 'averages', did you mean 'average'"):
@@ -137,7 +144,7 @@ def test_a_model_looks_uniform_to_the_server(task: Task) -> None:
 
 
 def test_a_robust_average_needs_single_models_and_says_so(task: Task) -> None:
-    config = tiny_config("fedrp", projection="sign", aggregation="median", deliver="average")
+    config = tiny_config("fedrp", projection="sign", rotation="haar", aggregation="median", deliver="average")
     result, seen = recorded(config, task)
     single = [message.payload for message in uploads_after(seen, 3)]
     assert {payload.dtype.name for payload in single} == {"float32"}
@@ -175,7 +182,9 @@ def test_the_exchange_is_masked_whatever_the_rounds_are() -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_clients_that_are_gone_at_the_end_are_left_out_of_the_mean(secure: bool, task: Task) -> None:
-    run = Federation(tiny_config("fedrp", clients=8, projection="sign", secure_aggregation=secure), task)
+    run = Federation(
+        tiny_config("fedrp", clients=8, projection="sign", rotation="haar", secure_aggregation=secure), task
+    )
     for _ in range(3):
         run.round()
     run.take_keys(run.deliver(server_side.request_key(run.server, 0)))
@@ -189,13 +198,13 @@ def test_clients_that_are_gone_at_the_end_are_left_out_of_the_mean(secure: bool,
 
 
 def test_dropouts_in_every_round_leave_a_mean(task: Task) -> None:
-    result = simulate(tiny_config("fedrp", clients=8, dropout=0.3, projection="sign"), task)
+    result = simulate(tiny_config("fedrp", clients=8, dropout=0.3, projection="sign", rotation="haar"), task)
     assert result.delivery is not None
     assert 4 < result.delivery.participants < 8
 
 
 def test_a_run_that_was_stopped_early_delivers_a_mean_too(task: Task) -> None:
-    config = tiny_config("fedrp", projection="sign", rounds=6)
+    config = tiny_config("fedrp", projection="sign", rotation="haar", rounds=6)
     whole = simulate(dataclasses.replace(config, rounds=2), task)
     stopped = simulate(config, task, on_round=lambda record, _model: Stop if record.round == 2 else None)
     assert stopped.delivery is not None
@@ -204,7 +213,7 @@ def test_a_run_that_was_stopped_early_delivers_a_mean_too(task: Task) -> None:
 
 
 def run_into(out: Path, rounds: int) -> None:
-    config = tiny_config("fedrp", projection="sign", rounds=rounds, key_epoch=64)
+    config = tiny_config("fedrp", projection="sign", rotation="haar", rounds=rounds, key_epoch=64)
     simulate(config, tiny_task(), out=out, resume=True)
 
 
@@ -216,7 +225,7 @@ def killed_at(out: Path) -> None:
             if any(message.round > 3 and message.kind is Kind.UPLOAD for message in wire.decode(reply)):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    simulate(tiny_config("fedrp", projection="sign"), tiny_task(), out=out, tap=tap)
+    simulate(tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task(), out=out, tap=tap)
 
 
 def test_a_kill_in_the_exchange_of_models_changes_nothing(tmp_path: Path) -> None:
@@ -224,9 +233,13 @@ def test_a_kill_in_the_exchange_of_models_changes_nothing(tmp_path: Path) -> Non
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    resumed = simulate(tiny_config("fedrp", projection="sign"), tiny_task(), out=tmp_path / "run", resume=True)
-    again = simulate(tiny_config("fedrp", projection="sign"), tiny_task(), out=tmp_path / "run", resume=True)
-    undisturbed = simulate(tiny_config("fedrp", projection="sign"), tiny_task())
+    resumed = simulate(
+        tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task(), out=tmp_path / "run", resume=True
+    )
+    again = simulate(
+        tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task(), out=tmp_path / "run", resume=True
+    )
+    undisturbed = simulate(tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task())
     assert resumed.model.tobytes() == again.model.tobytes() == undisturbed.model.tobytes()
     assert resumed.delivery is not None
     assert undisturbed.delivery is not None
@@ -236,20 +249,20 @@ def test_a_kill_in_the_exchange_of_models_changes_nothing(tmp_path: Path) -> Non
 def test_more_rounds_can_follow_an_average(tmp_path: Path) -> None:
     run_into(tmp_path / "run", 2)
     run_into(tmp_path / "run", 4)
-    whole = simulate(tiny_config("fedrp", projection="sign", rounds=4, key_epoch=64), tiny_task())
+    whole = simulate(tiny_config("fedrp", projection="sign", rotation="haar", rounds=4, key_epoch=64), tiny_task())
     found = load_file(tmp_path / "run" / "model.safetensors")
     assert all(np.array_equal(found[name], tensor) for name, tensor in whole.state.items())
 
 
 def test_the_best_model_is_that_of_its_round(task: Task) -> None:
-    result = simulate(tiny_config("fedrp", projection="sign", rounds=5, lr=0.4), task, keep="best")
+    result = simulate(tiny_config("fedrp", projection="sign", rotation="haar", rounds=5, lr=0.4), task, keep="best")
     assert result.accuracy == pytest.approx(max(line["accuracy"] for line in result.history), abs=1e-9)
     assert result.delivery is not None
 
 
 def test_a_run_without_the_setting_is_one_that_delivered_a_client(tmp_path: Path) -> None:
     """As all folders of earlier versions are."""
-    config = tiny_config("fedrp", projection="sign", deliver="client")
+    config = tiny_config("fedrp", projection="sign", rotation="haar", deliver="client")
     first = simulate(config, tiny_task(), out=tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())

@@ -32,7 +32,7 @@ from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.mechanisms.delivery import averages, by_default
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
-from fedrp.projection.families import norm_bound
+from fedrp.projection.families import FAMILIES, norm_bound
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -42,8 +42,8 @@ DEFAULT_SHARE = 0.25
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
     family = "gaussian" if (config.dim or 0) * parameters <= GAUSSIAN_ENTRIES else "sign"
-    config = dataclasses.replace(config, deliver=config.deliver or by_default(config))
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
+    found = _delivering(found, parameters)
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
     if not found.rho:
@@ -54,6 +54,24 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
             f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use rho={safe:.3g}"
         )
     return found
+
+
+def _delivering(config: Resolved, parameters: int) -> Resolved:
+    """The config with what is delivered.
+
+    The mean of the final models and that of their projections, both of which the server then has, can tell a secret
+    matrix with few rows of its own, as a start that is given does (`fedrp.algorithms.given_start`); and with it m
+    linear functions of each client's final model, where uploads are not masked.
+    """
+    least = FAMILIES[config.projection].hiding_ratio
+    told = parameters < least * config.dim and config.rotation != "haar" and not config.secure_aggregation
+    if told and averages(config):
+        raise ConfigError(
+            f"deliver=average is not safe for projection='{config.projection}' with dim={config.dim}: the mean of the "
+            f"models could tell the server the secret matrix, as n/m = {parameters / config.dim:.3g} is below {least}; "
+            "use deliver=client, rotation='haar', projection='gaussian' or secure_aggregation=True"
+        )
+    return dataclasses.replace(config, deliver=config.deliver or ("client" if told else by_default(config)))
 
 
 def _start(config: Resolved, initial: Vector) -> ClientState:
