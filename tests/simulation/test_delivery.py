@@ -41,7 +41,7 @@ def models_of(config: RunConfig, task: Task) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_delivered_model_is_the_mean_but_for_rounding(secure: bool, task: Task) -> None:
-    config = tiny_config("fedrp", projection="sign", rotation="haar", secure_aggregation=secure)
+    config = tiny_config("fedrp", projection="sign", rotation="haar", secure_aggregation=secure, deliver="average")
     run = Federation(config, task)
     for _ in range(config.rounds):
         run.round()
@@ -72,7 +72,7 @@ def test_the_simulation_delivers_what_its_clients_hold_on_average(algorithm: str
 
 
 def test_printed_fedrp_delivers_the_mean_unless_it_would_cost_a_promise() -> None:
-    base = tiny_config("fedrp")
+    base = tiny_config("fedrp", deliver=None)
     for changes, expected in (
         ({}, "average"),
         ({"ball": 0.1}, "client"),
@@ -132,7 +132,7 @@ def test_bytes_of_the_exchange_are_counted_apart(algorithm: str, task: Task) -> 
 
 def test_a_model_looks_uniform_to_the_server(task: Task) -> None:
     """Also where the rounds have no masks. The sum alone is anything: it is that of the models."""
-    _, seen = recorded(tiny_config("fedrp", clients=30, rounds=1, key_epoch=64), task)
+    _, seen = recorded(tiny_config("fedrp", clients=30, rounds=1, key_epoch=64, deliver="average"), task)
     uploads = uploads_after(seen, 1)
     words = np.concatenate([message.payload for message in uploads])
     assert words.dtype == np.uint32
@@ -171,7 +171,9 @@ def test_no_epsilon_outlives_the_mean_of_models() -> None:
 
 
 def test_the_exchange_is_masked_whatever_the_rounds_are() -> None:
-    config = resolved(tiny_config("fedrp", participation=0.5, bits=8.0, weighting="samples"), PARAMETERS)
+    config = resolved(
+        tiny_config("fedrp", participation=0.5, bits=8.0, weighting="samples", deliver="average"), PARAMETERS
+    )
     after = delivery(config)
     assert (after.secure_aggregation, after.participation, after.bits, after.weighting) == (True, 1.0, 32.0, "uniform")
     assert (after.rounds, after.before) == (config.rounds + 1, config)
@@ -183,7 +185,10 @@ def test_the_exchange_is_masked_whatever_the_rounds_are() -> None:
 @pytest.mark.parametrize("secure", [False, True])
 def test_clients_that_are_gone_at_the_end_are_left_out_of_the_mean(secure: bool, task: Task) -> None:
     run = Federation(
-        tiny_config("fedrp", clients=8, projection="sign", rotation="haar", secure_aggregation=secure), task
+        tiny_config(
+            "fedrp", clients=8, projection="sign", rotation="haar", secure_aggregation=secure, deliver="average"
+        ),
+        task,
     )
     for _ in range(3):
         run.round()
@@ -198,13 +203,15 @@ def test_clients_that_are_gone_at_the_end_are_left_out_of_the_mean(secure: bool,
 
 
 def test_dropouts_in_every_round_leave_a_mean(task: Task) -> None:
-    result = simulate(tiny_config("fedrp", clients=8, dropout=0.3, projection="sign", rotation="haar"), task)
+    result = simulate(
+        tiny_config("fedrp", clients=8, dropout=0.3, projection="sign", rotation="haar", deliver="average"), task
+    )
     assert result.delivery is not None
     assert 4 < result.delivery.participants < 8
 
 
 def test_a_run_that_was_stopped_early_delivers_a_mean_too(task: Task) -> None:
-    config = tiny_config("fedrp", projection="sign", rotation="haar", rounds=6)
+    config = tiny_config("fedrp", projection="sign", rotation="haar", rounds=6, deliver="average")
     whole = simulate(dataclasses.replace(config, rounds=2), task)
     stopped = simulate(config, task, on_round=lambda record, _model: Stop if record.round == 2 else None)
     assert stopped.delivery is not None
@@ -213,7 +220,7 @@ def test_a_run_that_was_stopped_early_delivers_a_mean_too(task: Task) -> None:
 
 
 def run_into(out: Path, rounds: int) -> None:
-    config = tiny_config("fedrp", projection="sign", rotation="haar", rounds=rounds, key_epoch=64)
+    config = tiny_config("fedrp", projection="sign", rotation="haar", rounds=rounds, key_epoch=64, deliver="average")
     simulate(config, tiny_task(), out=out, resume=True)
 
 
@@ -225,7 +232,7 @@ def killed_at(out: Path) -> None:
             if any(message.round > 3 and message.kind is Kind.UPLOAD for message in wire.decode(reply)):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    simulate(tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task(), out=out, tap=tap)
+    simulate(tiny_config("fedrp", projection="sign", rotation="haar", deliver="average"), tiny_task(), out=out, tap=tap)
 
 
 def test_a_kill_in_the_exchange_of_models_changes_nothing(tmp_path: Path) -> None:
@@ -234,12 +241,18 @@ def test_a_kill_in_the_exchange_of_models_changes_nothing(tmp_path: Path) -> Non
     process.join()
     assert process.exitcode == -signal.SIGKILL
     resumed = simulate(
-        tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task(), out=tmp_path / "run", resume=True
+        tiny_config("fedrp", projection="sign", rotation="haar", deliver="average"),
+        tiny_task(),
+        out=tmp_path / "run",
+        resume=True,
     )
     again = simulate(
-        tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task(), out=tmp_path / "run", resume=True
+        tiny_config("fedrp", projection="sign", rotation="haar", deliver="average"),
+        tiny_task(),
+        out=tmp_path / "run",
+        resume=True,
     )
-    undisturbed = simulate(tiny_config("fedrp", projection="sign", rotation="haar"), tiny_task())
+    undisturbed = simulate(tiny_config("fedrp", projection="sign", rotation="haar", deliver="average"), tiny_task())
     assert resumed.model.tobytes() == again.model.tobytes() == undisturbed.model.tobytes()
     assert resumed.delivery is not None
     assert undisturbed.delivery is not None
@@ -249,13 +262,17 @@ def test_a_kill_in_the_exchange_of_models_changes_nothing(tmp_path: Path) -> Non
 def test_more_rounds_can_follow_an_average(tmp_path: Path) -> None:
     run_into(tmp_path / "run", 2)
     run_into(tmp_path / "run", 4)
-    whole = simulate(tiny_config("fedrp", projection="sign", rotation="haar", rounds=4, key_epoch=64), tiny_task())
+    whole = simulate(
+        tiny_config("fedrp", projection="sign", rotation="haar", rounds=4, key_epoch=64, deliver="average"), tiny_task()
+    )
     found = load_file(tmp_path / "run" / "model.safetensors")
     assert all(np.array_equal(found[name], tensor) for name, tensor in whole.state.items())
 
 
 def test_the_best_model_is_that_of_its_round(task: Task) -> None:
-    result = simulate(tiny_config("fedrp", projection="sign", rotation="haar", rounds=5, lr=0.4), task, keep="best")
+    result = simulate(
+        tiny_config("fedrp", projection="sign", rotation="haar", rounds=5, lr=0.4, deliver="average"), task, keep="best"
+    )
     assert result.accuracy == pytest.approx(max(line["accuracy"] for line in result.history), abs=1e-9)
     assert result.delivery is not None
 
