@@ -189,7 +189,7 @@ LABELS: dict[str, list[Scenario]] = {
 MEMBERSHIP = {
     "membership-fedavg": RunConfig("fedavg"),
     "membership-fedavg-dp": RunConfig("fedavg-dp", clip=1.0),
-    "membership-fedrp": RunConfig("fedrp", dim=1000),
+    "membership-fedrp": RunConfig("fedrp", dim=1000, deliver="client"),
     "membership-subspace": RunConfig("fedrp-subspace", projection="sign", dim=1000),
     "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dim=1000, dp_epsilon=10.0, clip=1.0),
     "membership-fwc": RunConfig("fwc"),

@@ -149,7 +149,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
 def open_server(count: int, dim: int) -> Server:
     """A server in the first round of a run that all clients take part in."""
     config = resolved(RunConfig(algorithm="fedrp-subspace", projection="sign", clients=count, dim=dim), LENET)
-    server = new_server(config, bytes(wire.RUN_ID_BYTES), dim)
+    server = new_server(config, bytes(wire.RUN_ID_BYTES), LENET)
     return dataclasses.replace(server, participants=tuple(range(count)))
 
 

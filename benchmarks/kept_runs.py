@@ -25,6 +25,12 @@ class Run(NamedTuple):
         experiment = EXPERIMENTS[self.experiment]
         return f"{experiment.base} {experiment.runs[self.name]} --seed {self.seed}"
 
+    @property
+    def command(self) -> str:
+        """The options that it is run with: kept rows of printed FedRP are one client's model, by any default."""
+        options = self.options
+        return f"{options} --deliver client" if parsed(options).get("algorithm") == "fedrp" else options
+
     def result(self) -> kept.Result | None:
         """What was kept of it, if it was run."""
         return everything().get(kept.normal(self.options))

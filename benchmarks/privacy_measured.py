@@ -21,9 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from origin import origin_of
 
-from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
 from fedrp.backends.processes import ProcessBackend
 from fedrp.config import RunConfig, Speed
 from fedrp.learning.layout import built, layout_of
@@ -83,8 +81,7 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
         replies.update(came)
 
     clients = Clients(setup, roster, ProcessBackend(), tap)
-    size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
-    server = new_server(config, run, size)
+    server = new_server(config, run, parameters)
     carrier = SimulatedCarrier.of(server, clients)
     server = begin(server, carrier, NoStore(), config.clients)
     for closed in rounds(server, carrier, NoStore(), lambda _server: np.zeros(config.clients)):
@@ -97,7 +94,8 @@ def watched(config: RunConfig, images: int) -> Iterator[Seen]:
 def joint_view(images: int = 6000, rounds: int = 20) -> dict[str, Any]:
     lines = []
     for algorithm in ("fedrp", "fedrp-subspace"):
-        config = RunConfig(algorithm=algorithm, clients=10, rounds=rounds, dim=1000, projection="gaussian")
+        own = "client" if algorithm == "fedrp" else None  # rounds alone are measured
+        config = RunConfig(algorithm=algorithm, deliver=own, clients=10, rounds=rounds, dim=1000, projection="gaussian")
         for seen in watched(config, images):
             lines.append({"algorithm": algorithm, "round": seen.round, **_views(algorithm, seen, 1000)})
             print(json.dumps(lines[-1]), file=sys.stderr, flush=True)

@@ -42,9 +42,9 @@ OWN_SCRIPTS = {
 
 def perform(run: Run) -> None:
     """Run it, or go on with it where it was stopped, and keep the result."""
-    origin = origin_of(f"fedrp run {run.options}")
+    origin = origin_of(f"fedrp run {run.command}")
     out = WORK / kept.options_hash(run.options)
-    command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.options.split(), "--json", "--out", str(out)]
+    command = [str(Path(sys.executable).with_name("fedrp")), "run", *run.command.split(), "--json", "--out", str(out)]
     command += ["--workers", "2"]  # changes no result
     if (out / "config.json").exists():  # else it was killed before it began
         command.append("--resume")

@@ -129,7 +129,13 @@ def measure(config: RunConfig, attack: str, task: Task) -> dict[str, Any]:
     accuracy, diverged = None, None
     try:
         tap = hostile_wire(config, attack)
-        result = simulate(config, task, on_round=lambda record, _model: records.append(record), tap=tap)
+        deliver = "client" if config.algorithm == "fedrp" else None  # what is kept is one client's model
+        result = simulate(
+            dataclasses.replace(config, deliver=deliver),
+            task,
+            on_round=lambda record, _model: records.append(record),
+            tap=tap,
+        )
         accuracy = result.as_json()["accuracy_client_mean"]
     except DivergenceError as error:
         diverged = str(error)

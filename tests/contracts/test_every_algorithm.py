@@ -118,6 +118,7 @@ OPTIONAL: dict[str, tuple[object, dict[str, object]]] = {
     "sealing": ("hybrid", {}),
     "key_epoch": (2, {}),
     "lr_rule": ("steps", {}),
+    "deliver": ("average", {"deliver": "client"}),
 }
 
 

@@ -30,9 +30,10 @@ from fedrp.learning.layout import ModelFactory, built, layout_of
 from fedrp.learning.zoo import MODELS
 from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
+from fedrp.protocol.server_state import Server
 from fedrp.protocol.wire import Kind
+from fedrp.simulation.courses import seeded_coins
 from fedrp.simulation.measures import delivering_client
-from fedrp.simulation.simulate import seeded_coins
 from fedrp.storage.server import ServerFolder
 from fedrp.testing.local import local_run
 from fedrp.testing.relay import Relay
@@ -65,6 +66,50 @@ def test_same_config_and_seed_give_the_same_model(
             assert run.status(client)["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
     assert run.store()["finished"]
     assert run.store()["missing"] == []
+
+
+@pytest.mark.parametrize("changes", [{}, {"secure_aggregation": True}, {"aggregation": "median"}], ids=str)
+def test_the_mean_of_final_models_is_that_of_the_simulator_and_everyone_has_it(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    given = {"projection": "sign", "rotation": "haar", "secure_aggregation": False, "deliver": "average", **changes}
+    run = FlowerFederation(tmp_path, tiny_config("fedrp", **given))
+    run.run()
+    result = run.simulated()
+    for client in range(4):
+        np.testing.assert_array_equal(run.model(client), result.model)
+        assert run.status(client)["accuracy"] == pytest.approx(result.accuracy, abs=1e-3)
+        assert (run.status(client)["round"], run.status(client)["finished"]) == (3, True)
+        assert not (run.folder(client) / "mask.key").exists()
+    assert (run.store()["round"], run.store()["rounds"], run.store()["missing"]) == (3, 3, [])
+    log = [json.loads(line) for line in (tmp_path / "store" / "log.jsonl").read_text().splitlines()]
+    assert [line["participants"] for line in log if line["event"] == "delivery"] == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_that_is_killed_around_the_exchange_of_models_goes_on(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"projection": "sign", "rotation": "haar", "deliver": "average"}
+    run = FlowerFederation(tmp_path, tiny_config("fedrp", **given))
+    real = ServerFolder.save
+
+    def dying(folder: ServerFolder, server: Server) -> None:
+        if when == "before" and server.round == 3 and server.participants:
+            real(folder, server)
+            raise KeyboardInterrupt  # the cohort is kept, nothing was sent
+        if when == "after" and server.round == 4:
+            raise KeyboardInterrupt  # all uploads are there, their sum is not kept
+        real(folder, server)
+
+    monkeypatch.setattr(ServerFolder, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    monkeypatch.setattr(ServerFolder, "save", real)
+    run.run()
+    result = run.simulated()
+    for client in range(4):
+        np.testing.assert_array_equal(run.model(client), result.model)
 
 
 def largest(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ import pytest
 
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.errors import ProtocolError, QuorumError
+from fedrp.mechanisms.exchanges import Answers, Exchange, Step, Take
 from fedrp.protocol.client_state import Client
-from fedrp.protocol.rounds import Answers, Exchange, Step, Take, begin, rounds
+from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
 from helpers import Federation, tiny_config
 
@@ -52,7 +53,7 @@ def new_run(
 ) -> tuple[Server, LossyCarrier, Diary]:
     """Parties before anything has been said."""
     run, diary = Federation(tiny_config(name, rounds=2, **changes)), Diary()
-    fresh = new_server(run.config, run.run, run.server.upload_size)
+    fresh = new_server(run.config, run.run, run.server.parameters)
     client_states = [Client(client) for client in run.clients]
     carrier = LossyCarrier(
         run.config.clients, 2, run.bench, list(run.sites.values()), client_states, True, diary, deaf or {}, once or {}

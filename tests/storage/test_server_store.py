@@ -16,12 +16,13 @@ from safetensors.numpy import save_file
 
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS
+from fedrp.crypto.epochs import Dealt
 from fedrp.crypto.sizes import ENVELOPE_BYTES
 from fedrp.errors import SiteError
 from fedrp.files import write_atomically
 from fedrp.protocol import wire
 from fedrp.protocol.server import take_keys
-from fedrp.protocol.server_state import Dealt, Server, new_server
+from fedrp.protocol.server_state import Server, new_server
 from fedrp.protocol.wire import Kind, Message
 from fedrp.storage import server_state
 from fedrp.storage.server import ServerFolder
@@ -38,7 +39,7 @@ def comparable(server: Server) -> tuple[object, ...]:
 
 
 def fresh(run: Federation) -> Server:
-    return new_server(run.config, run.run, run.server.upload_size)
+    return new_server(run.config, run.run, run.server.parameters)
 
 
 def round_files(root: Path) -> list[str]:

@@ -20,12 +20,19 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import EXCHANGE_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
 from fedrp.algorithms.projection_bounds import kept_in_bounds, projected_releases
-from fedrp.algorithms.shared import GAUSSIAN_ENTRIES, averages_released, papers_size, resolve_projection
+from fedrp.algorithms.shared import (
+    GAUSSIAN_ENTRIES,
+    averages_released,
+    mean_delivered,
+    papers_size,
+    resolve_projection,
+)
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import Objective, Rows, on_device
+from fedrp.mechanisms.delivery import averages, by_default
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
-from fedrp.projection.families import norm_bound
+from fedrp.projection.families import FAMILIES, norm_bound
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -36,6 +43,7 @@ DEFAULT_SHARE = 0.25
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
     family = "gaussian" if (config.dim or 0) * parameters <= GAUSSIAN_ENTRIES else "sign"
     found = Resolved.of(resolve_projection(config, parameters, family, "none"))
+    found = _delivering(found, parameters)
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
     if not found.rho:
@@ -46,6 +54,24 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
             f"{found.rho * curvature:.3g} must stay below {STABLE:g}; use rho={safe:.3g}"
         )
     return found
+
+
+def _delivering(config: Resolved, parameters: int) -> Resolved:
+    """The config with what is delivered.
+
+    The mean of the final models and that of their projections, both of which the server then has, can tell a secret
+    matrix with few rows of its own, as a start that is given does (`fedrp.algorithms.given_start`); and with it m
+    linear functions of each client's final model, where uploads are not masked.
+    """
+    least = FAMILIES[config.projection].hiding_ratio
+    told = parameters < least * config.dim and config.rotation != "haar" and not config.secure_aggregation
+    if told and averages(config):
+        raise ConfigError(
+            f"deliver=average is not safe for projection='{config.projection}' with dim={config.dim}: the mean of the "
+            f"models could tell the server the secret matrix, as n/m = {parameters / config.dim:.3g} is below {least}; "
+            "use deliver=client, rotation='haar', projection='gaussian' or secure_aggregation=True"
+        )
+    return dataclasses.replace(config, deliver=config.deliver or ("client" if told else by_default(config)))
 
 
 def _start(config: Resolved, initial: Vector) -> ClientState:
@@ -88,21 +114,21 @@ def _finish(_local: Local, client: Participant) -> ClientState:
 
 
 def _releases(config: Resolved) -> list[Release]:
+    """Who learns what. The mean of final models, where it is delivered, tells the server more than projections do."""
     known: Event = NonPrivate("who knows the matrices can read m linear functions of every client's model a round")
     if config.secure_aggregation:
         known = Unsupported("who knows the matrices can read m linear functions of the mean model a round")
-    return [
-        *projected_releases(config),
-        Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known),
-        *averages_released(),
-    ]
+    together = Release(Adversary.SERVER_AND_CLIENT, Adjacency.RECORD_REPLACE, known)
+    if averages(config):
+        return [*mean_delivered(config), together]
+    return [*projected_releases(config), together, *averages_released()]
 
 
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
     settings=EXCHANGE_SETTINGS
     | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch"}
-    | {"ball", "sensitivity", "norm_floor"},
+    | {"ball", "sensitivity", "norm_floor", "deliver"},
     delivers="client",
     resolve=_resolve,
     default_size=papers_size,

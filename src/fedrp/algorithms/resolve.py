@@ -10,6 +10,7 @@ from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS
 from fedrp.mechanisms.cohort import least_uploads
+from fedrp.mechanisms.delivery import require_averageable
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
 
@@ -25,6 +26,7 @@ def resolved(config: RunConfig, parameters: int) -> Resolved:
     found = method_of(config).resolve(config, parameters)
     if not isinstance(found, Resolved):  # it may be someone else's code, written before there was such a type
         raise ConfigError(f"algorithm '{config.algorithm}' resolves to a {type(found).__name__}: use Resolved.of(...)")
+    require_averageable(found)
     if found.clip_quantile and min(found.bits, found.bits_down) < FULL:
         raise ConfigError("clip_quantile tells one exact number a round, for which few bits do not do: use 32 of them")
     return found

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrp.algorithms.server_side import Certificate, ServerSide, full_vector, mean_only, projected_vector
+from fedrp.algorithms.server_side import Certificate, Memory, ServerSide, full_vector, mean_only, projected_vector
 from fedrp.compression.coding import FULL
 from fedrp.config.checks import require_choice
 from fedrp.config.run import Resolved
@@ -100,19 +100,40 @@ FEDRP = ServerSide("own", projected_vector, mean_only, certificate=_certificate,
 SUBSPACE = ServerSide("history", projected_vector, mean_only, clipped_and_noised, round_keys=True)
 
 
+# --- FWC: nothing is sent in its rounds ------------------------------------------------------------------------------
+
+
+FWC = ServerSide("aggregate", full_vector, mean_only)
+
+
+# --- after the last round --------------------------------------------------------------------------------------------
+
+
+def _final_mean(rounds: ServerSide, config: Resolved) -> ServerSide:
+    """The server side of the exchange of models after rounds: their mean.
+
+    Where the rounds are masked, masks still depend on all that the models were made from. Elsewhere the server sees
+    single uploads in every round, and clients that missed some of them are not left out.
+    """
+    memory: Memory = rounds.memory if config.secure_aggregation else "aggregate"
+    return ServerSide(memory, full_vector, mean_only, round_keys=rounds.round_keys)
+
+
 SERVERS: dict[str, ServerSide] = {
     "fedrp-subspace": SUBSPACE,
     "fedrp": FEDRP,
     "fedavg": FEDAVG,
     "fedavg-dp": FEDAVG_DP,
     "fedadmm": FEDADMM,
+    "fwc": FWC,
 }
 
 
 def server_side(config: Resolved) -> ServerSide:
-    """The server side of a config's algorithm."""
+    """The server side of a config's algorithm, or of the exchange of models after its rounds."""
     require_choice("algorithm", config.algorithm, SERVERS)
-    return SERVERS[config.algorithm]
+    side = SERVERS[config.algorithm]
+    return side if config.before is None else _final_mean(side, config.before)
 
 
 def wire_tag(config: Resolved) -> int:

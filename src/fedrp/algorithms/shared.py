@@ -54,6 +54,14 @@ def vectors_released(config: Resolved) -> list[Release]:
     return [Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, seen), *averages_released()]
 
 
+def mean_delivered(config: Resolved) -> list[Release]:
+    """What is told where the clients' final models are averaged: nothing is claimed, whatever held before."""
+    seen: Event = Unsupported("the server learns the mean of the clients' final models, which has no noise")
+    if config.trimmed_share:
+        seen = NonPrivate("the server receives every client's final model in the clear")
+    return [Release(Adversary.SERVER, Adjacency.CLIENT_ADD_REMOVE, seen), *averages_released()]
+
+
 def averages_released() -> list[Release]:
     """What averages without noise tell the other clients and whoever gets the model: nothing is claimed."""
     plain = Unsupported("averages are released without noise")

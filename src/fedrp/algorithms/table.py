@@ -15,11 +15,12 @@ from fedrp.algorithms.fedadmm import FEDADMM
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.algorithms.fedavg_dp import FEDAVG_DP
 from fedrp.algorithms.fedrp import FEDRP
+from fedrp.algorithms.final_mean import final_mean
 from fedrp.algorithms.fwc import FWC
-from fedrp.algorithms.servers import SERVERS
+from fedrp.algorithms.servers import SERVERS, server_side
 from fedrp.algorithms.subspace import SUBSPACE
 from fedrp.config.checks import require_choice
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.errors import ConfigError, first_line
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,21 @@ def method_of(config: RunConfig) -> Method:
     known = methods()
     require_choice("algorithm", config.algorithm, known)
     return known[config.algorithm]
+
+
+def algorithm_at(config: Resolved) -> Algorithm:
+    """The algorithm of a config, or that of the exchange of models after its rounds."""
+    method, rounds = method_of(config), ALGORITHMS.get(config.algorithm)
+    if rounds and config.before is None:
+        return rounds
+    return Algorithm(
+        summary=method.summary,
+        settings=method.settings,
+        delivers="consensus",
+        releases=method.releases,
+        client=final_mean(rounds.client if rounds else None),
+        server=server_side(config),
+    )
 
 
 def add_algorithm(name: str, algorithm: Algorithm) -> None:

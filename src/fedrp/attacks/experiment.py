@@ -189,6 +189,7 @@ def record_run(scenario: Scenario, dataset: Dataset, chosen: list[npt.NDArray[np
         projection=scenario.projection,
         dp_epsilon=scenario.dp_epsilon,
         clip=_CLIP if noised else None,
+        deliver="client" if scenario.algorithm == "fedrp" else None,  # rounds are attacked, not what comes after them
         seed=scenario.seed,
     )
     (mean,), (deviation,) = dataset.mean, dataset.std

@@ -26,6 +26,7 @@ from fedrp.learning.layout import ModelFactory, built, layout_of, load_vector
 from fedrp.learning.objective import Examples, LocalSGD
 from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, examples, named_task, split_among_clients
+from fedrp.mechanisms.delivery import averages
 from fedrp.rng import RunSeed
 from fedrp.simulation.measures import delivering_client
 from fedrp.storage.begun import begun_config
@@ -64,7 +65,7 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
     config = Resolved.of(begun_config(folder))
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)
-    own = method_of(config).delivers == "client"
+    own = method_of(config).delivers == "client" and not averages(config)
     members = shares[delivering_client(config)] if own else _joined(shares)
     rng = RunSeed(config.seed).generator("membership")
     outside = examples(task.test, "the test set")

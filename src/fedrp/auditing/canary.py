@@ -42,8 +42,8 @@ from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import Client, Site, Workbench
-from fedrp.protocol.rounds import begin, hellos_matter, rounds
-from fedrp.protocol.server_state import new_server
+from fedrp.protocol.rounds import begin, rounds
+from fedrp.protocol.server_state import hellos_matter, new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.carrier import NoStore
@@ -232,23 +232,23 @@ class Mechanism:
     def run(self, inside: bool, seed: int) -> Run:
         """One run with the secrets of `seed`."""
         # Who is given a round key can take the rotation off, which keeps norms and noise alike.
-        config = dataclasses.replace(self.config, rotation="none" if self.config.rotation else "")
+        deliver = "client" if self.config.deliver else ""  # the rounds are audited, not what comes after them
+        config = dataclasses.replace(self.config, rotation="none" if self.config.rotation else "", deliver=deliver)
         bench = self._bench(config, inside, seed)
-        size = bench.upload_size
-        server = new_server(config, _RUN, size)
+        server = new_server(config, _RUN, self.parameters)
         sites = [_site(seed, client) for client in range(config.clients)]
         states = [Client(client) for client in range(config.clients)]
         carrier, store = BenchCarrier(config.clients, 1, bench, sites, states, hellos_matter(server)), NoStore()
         # With the same secrets, what is under the masks is what would be sent without them.
         bare = dataclasses.replace(config, secure_aggregation=False, bits=FULL)
         run = Run(Mechanism(bare, self.parameters).run(inside, seed).uploads if config.secure_aggregation else [], [])
-        server, up = begin(server, carrier, store, config.clients), server.pipeline.upload_coding(size)
+        server, up = begin(server, carrier, store, config.clients), server.pipeline.upload_coding(bench.upload_size)
         for closed in rounds(server, carrier, store, lambda _server: np.zeros(config.clients)):
             if not config.secure_aggregation:
                 heard = carrier.heard
                 run.uploads.append({client: _numbers(reply, Kind.UPLOAD, up) for client, reply in heard.items()})
             news = server_side.finish(closed.server, (CANARY,))[CANARY]
-            made = _numbers(news, Kind.AGGREGATE, server.aggregate_coding, closed.server.round)
+            made = _numbers(news, Kind.AGGREGATE, server.aggregate_coding(closed.server.round), closed.server.round)
             run.aggregates.append(server.pipeline.update_of(made))
         return run
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedrp.mechanisms.exchanges import Answers, Exchange, Step, Take
 from fedrp.protocol.client import hello, respond
 from fedrp.protocol.client_state import Client, Site, Workbench
-from fedrp.protocol.rounds import Answers, Exchange, Step, Take
 from fedrp.simulation.carrier import NearCarrier
 from fedrp.types import Packets
 

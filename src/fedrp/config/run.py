@@ -18,6 +18,7 @@ LR_RULES = ("fixed", "steps")
 AUGMENTS = ("none", "flip-crop")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
+DELIVERIES = ("client", "average")
 SEALINGS = ("x25519", "hybrid")
 _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
 _TRIMMED = "trimmed:"
@@ -70,6 +71,9 @@ class RunConfig:
     aggregation: str = setting("mean", "what the server makes of uploads: mean, median or trimmed:F (F from each end)")
     server_momentum: float | None = setting(
         None, "momentum of the common model over rounds ({names}); default 0 or by size"
+    )
+    deliver: str | None = setting(
+        None, "the final model: client (that of one) or average (all send theirs once) ({names}); default by algorithm"
     )
     proximal: float = setting(0.0, "pull towards the common model in local training ({names})")
     seed: int = setting(0, "public run seed: split, batches; in simulations also who takes part")
@@ -141,6 +145,7 @@ class Resolved(RunConfig):
     train_examples: int = 0  # 0: all
     quorum: float = DEFAULT_QUORUM
     server_momentum: float = 0.0
+    deliver: str = ""  # where all clients have one model
     clip: float = 0.0  # above 0: clients clip what they send, and add noise unless its multiplier is 0
     noise_multiplier: float = 0.0
     dp_epsilon: float = 0.0
@@ -149,6 +154,7 @@ class Resolved(RunConfig):
     sensitivity: float = 0.0
     norm_floor: float = 0.0
     unset: frozenset[str] = frozenset()  # what is stored as null: settings that this run has no value of
+    before: "Resolved | None" = None  # the settings of the rounds, where these are of the exchange of models after them
 
     @classmethod
     def of(cls, config: RunConfig) -> "Resolved":
@@ -221,6 +227,7 @@ def _check_federation(config: RunConfig) -> None:
     _require_below_one(config, "dropout", "server_momentum")
     require_choice("sampling", config.sampling, SAMPLINGS)
     require_choice("weighting", config.weighting, WEIGHTINGS)
+    require_choice("deliver", config.deliver or "client", DELIVERIES)
     expected = f"mean, median or trimmed:F with F from {_SMALLEST_SHARE:g} to below 0.5"
     require(_share_of(config.aggregation) is not None, "aggregation", config.aggregation, expected)
     require(0 <= config.seed < 2**63, "seed", config.seed, "a whole number from 0 to 2^63 - 1")
@@ -274,7 +281,7 @@ GROUPS = (
         "Federation",
         (
             *("algorithm", "clients", "rounds", "participation", "sampling", "dropout", "quorum", "weighting"),
-            *("aggregation", "server_momentum", "seed"),
+            *("aggregation", "server_momentum", "deliver", "seed"),
         ),
         _check_federation,
     ),

@@ -1,6 +1,25 @@
-"""Epochs of round keys: from which dealt secret the key of a round comes. Numbers alone: the server knows them too."""
+"""Epochs of round keys: from which dealt secret the key of a round comes, and what the server keeps of it.
+
+Numbers and closed envelopes: nothing here opens one.
+"""
 
 from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Dealt(NamedTuple):
+    """The envelopes of the secret of an epoch of round keys, one per client, and who dealt them."""
+
+    dealer: int
+    envelopes: tuple[bytes, ...]
+
+
+class Complaint(NamedTuple):
+    """A client could not use a secret that another one dealt."""
+
+    client: int
+    dealer: int
+    round: int  # that it was dealt for
 
 
 def covering(dealt: Iterable[int], round_: int) -> int | None:

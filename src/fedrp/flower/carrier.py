@@ -14,8 +14,8 @@ from fedrp.crypto.sizes import DIGEST_BYTES, MASK_KEY_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.flower.messages import FINISH, HELLO, ROUND, LostError, RefusedError, packet_of, question, site_of
 from fedrp.flower.settings import Pacing
+from fedrp.mechanisms.exchanges import Answers, Exchange, Missed, Take
 from fedrp.protocol import wire
-from fedrp.protocol.rounds import Answers, Exchange, Missed, Take
 from fedrp.protocol.wire import Kind, Limit
 from fedrp.types import Packets
 

@@ -33,6 +33,7 @@ from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.objective import Examples
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import examples
+from fedrp.mechanisms.delivery import masked_at_all
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
@@ -131,7 +132,7 @@ def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) 
     begin(desk.folder, desk.context.index, terms, desk.caps)
     with desk.folder.lock():
         _state_privacy(desk)
-        if desk.bench.config.secure_aggregation:
+        if masked_at_all(desk.bench.config):
             mask_key = desk.folder.mask_key(desk.site.entropy.secret("mask"))
             desk = dataclasses.replace(desk, site=dataclasses.replace(desk.site, mask_key=mask_key))
         if kind == HELLO:
@@ -197,8 +198,10 @@ def _round(desk: _Desk, packet: bytes) -> bytes:
     ((client, reply),) = respond(desk.bench, [desk.folder.load(desk.context.index)], [desk.site], [packet])
     desk.folder.save(client)
     calls = wire.messages_of(wire.decode(packet, desk.bench.limits), Kind.ROUND)
-    changes = {"round": client.round, **({"participants": calls[-1].weight} if calls else {})}
-    _note(desk, "round", packet, reply, {**changes, "seconds": round(time.monotonic() - began, 3)})
+    rounds = desk.bench.config.rounds
+    event = "delivery" if client.round > rounds else "round"  # which is the exchange of models after the last round
+    changes = {"round": min(client.round, rounds), **({"participants": calls[-1].weight} if calls else {})}
+    _note(desk, event, packet, reply, {**changes, "seconds": round(time.monotonic() - began, 3)})
     return reply
 
 

@@ -38,14 +38,15 @@ def drive(grid: Grid, server: Server, folder: ServerFolder, pacing: Pacing, say:
 
 
 def _tell(closed: ClosedRound, carrier: GridCarrier, folder: ServerFolder) -> None:
-    """Log and report a round."""
+    """Log and report a round, or the exchange of models after the last one."""
     server, report, answers = closed.server, closed.report, closed.answers
+    name = "the average of the models" if closed.is_delivery else f"round {server.round}"
     refused = {**answers.refused, **report.refused}
     bytes_up, bytes_down = carrier.take_bytes()
     if report.void:
-        carrier.say(f"round {server.round} was given up: {report.void}")
+        carrier.say(f"{name} was given up: {report.void}")
     line = {
-        "round": server.round,
+        "round": _rounds_done(server),
         "void": report.void,
         "participants": list(report.participants),
         "refused": refused,
@@ -54,10 +55,11 @@ def _tell(closed: ClosedRound, carrier: GridCarrier, folder: ServerFolder) -> No
         "bytes_down": bytes_down,
         "seconds": round(closed.seconds, 3),
     }
-    folder.log("round", line)
+    folder.log("delivery" if closed.is_delivery else "round", line)
     folder.report({**line, **_about(server), "sites": carrier.names(), "finished": False})
     told = troubles(answers._replace(refused=refused), carrier.called)
-    carrier.say(f"round {server.round}/{server.config.rounds}: {len(report.participants)} clients {told}")
+    of = "" if closed.is_delivery else f"/{server.settings.rounds}"
+    carrier.say(f"{name}{of}: {len(report.participants)} clients {told}")
 
 
 def _coins(server: Server) -> Coins:
@@ -82,16 +84,21 @@ def _finish(server: Server, carrier: GridCarrier, folder: ServerFolder) -> None:
     if missing:
         names = ", ".join(map(carrier.called, missing))
         carrier.say(f"without the last model: {names}; run again with the same store to deliver it")
-    carrier.say(f"finished after {server.round} rounds; {len(served)} sites have the model")
+    carrier.say(f"finished after {_rounds_done(server)} rounds; {len(served)} sites have the model")
+
+
+def _rounds_done(server: Server) -> int:
+    """How many rounds are over, the exchange of models after them not counted."""
+    return min(server.round, server.settings.rounds)
 
 
 def _about(server: Server) -> dict[str, object]:
-    config = server.config
+    config = server.settings
     return {
         "role": "server",
         "run": server.run.hex(),
         "algorithm": config.algorithm,
-        "round": server.round,
+        "round": _rounds_done(server),
         "rounds": config.rounds,
         "clients": config.clients,
     }

@@ -9,9 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedrp.algorithms.outlook import outlook_of
-from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
@@ -48,9 +46,8 @@ def serve(grid: Grid, context: Context, model: ModelFactory) -> None:
     config = resolved(config, parameters)
     if outlook := outlook_of(config, parameters):
         _LOG.warning("fedrp: %s", outlook)
-    size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
     with ServerFolder.open(Path(pacing.store), config) as folder:
-        server = folder.load(new_server(config, folder.run, size))
+        server = folder.load(new_server(config, folder.run, parameters))
         drive(grid, server, folder, pacing, lambda text: _LOG.info("fedrp: %s", text))
 
 

@@ -23,6 +23,7 @@ from fedrp.errors import ProtocolError
 from fedrp.learning.objective import Objective, Stack
 from fedrp.mechanisms import quorum
 from fedrp.mechanisms.base import AtClient
+from fedrp.mechanisms.delivery import masked_at_all
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import (
     Client,
@@ -46,7 +47,7 @@ def hello(bench: Workbench, index: int, site: Site) -> bytes:
     """A client's first packet: which roster it has, its weight and, where uploads are masked, its mask key."""
     digest = bench.roster.digest
     signed = b""
-    if bench.config.secure_aggregation:
+    if masked_at_all(bench.config):
         signed = signed_mask_key(_mask_key(site, index), site.identity, bench.run, digest, index)
     payload = wire.raw(digest + signed)
     return wire.encode([Message(Kind.HELLO, bench.context, 0, index, payload, weight_of(bench, site))])
@@ -114,6 +115,7 @@ class _Plan(NamedTuple):
 
 def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[_Plan, Upload]]:
     """What clients make of one round, trained together."""
+    bench = bench.at(round_)
     config = bench.config
     # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
     log_divergence = config.private or config.ball > 0
@@ -132,10 +134,11 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
 
 def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int | None:
     """The round that a packet asks for, if any."""
-    config = bench.config
     if inbox.call is None:
         return None
     round_, count = inbox.call.round, inbox.call.weight
+    bench = bench.at(round_)
+    config = bench.config
     if round_ < client.round or (round_ == client.round and not client.reply):
         raise ProtocolError(f"client {client.index} is past round {round_}: replayed message refused")
     if round_ > config.rounds:  # privacy is accounted for these
@@ -164,16 +167,20 @@ def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: in
     key_of = opened_keys(bench, client, site)
     state = client.state or bench.algorithm.client.init(bench.config, bench.initial(key_of(0)))
     memory = bench.algorithm.server.memory
-    past = past_rounds(bench.pipeline, bench.run, bench.aggregate_size, inbox.messages, client.since, round_)
+    past = past_rounds(bench.written, bench.run, inbox.messages, client.since, round_)
     keys = [key_of(step.round) for step in past]
     # Of one aggregate nothing before it is left; where clients replay, it makes no difference when they do.
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
     for key, step in zip(keys, past, strict=True) if bench.config.secure_aggregation else ():
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, step.aggregate, key)
-    updates = [None if step.aggregate is None else bench.pipeline.update_of(step.aggregate) for step in past]
-    history = [Step(key, update) for key, update in zip(keys, updates, strict=True)]
+    history = [Step(key, _update_of(bench, step)) for key, step in zip(keys, past, strict=True)]
     previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
     return _Plan(Participant(state, history), past, previous, transcript)
+
+
+def _update_of(bench: Workbench, past: Past) -> Vector | None:
+    """What the algorithm made of a past round."""
+    return None if past.aggregate is None else bench.at(past.round).pipeline.update_of(past.aggregate)
 
 
 def _call_of(work: _Work) -> Message:
@@ -187,13 +194,14 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
     client, site, inbox, round_ = work[:4]
     replies = []
     for request in inbox.of(Kind.DEAL_REQUEST):
-        client, deal = _dealt(bench, client, site, request.round)
+        client, deal = _dealt(bench.at(request.round), client, site, request.round)
         replies.append(deal)
     for request in inbox.of(Kind.RECOVER):
-        client, correction = _recovered(bench, client, site, request)
+        client, correction = _recovered(bench.at(request.round), client, site, request)
         replies.append(correction)
     if round_ is None or upload is None or plan is None:
         return client, wire.encode(replies)
+    bench = bench.at(round_)
     context = _at_client(bench, work, plan)
     sent, mark = bench.pipeline.sent(upload.vector, context), upload.fingerprint
     if context.cohort is not None:
@@ -272,11 +280,13 @@ def finished(bench: Workbench, client: Client, site: Site, packet: bytes) -> Cli
     if not end:
         raise ProtocolError(f"client {client.index} was sent a last packet that announces no end: refused")
     last = end[-1].round
+    bench = bench.at(last)
     if last > bench.config.rounds:  # before a history of so many rounds is looked for
         raise ProtocolError(f"the end of round {last} was announced, but the run has {bench.config.rounds}: refused")
     plan = _plan(bench, client, site, inbox, last + 1)
     local = Local(bench.config, None, bench.project, bench.rotate, _no_training)
-    return bench.algorithm.client.finish(local, plan.participant)
+    told = plan.past[-1].round if plan.past else last  # the round of the aggregate, which may be an earlier one
+    return bench.at(told).algorithm.client.finish(local, plan.participant)
 
 
 def _no_training(_start: Stack, _objective: Objective) -> Stack:

@@ -14,13 +14,12 @@ from fedrp.algorithms.base import Algorithm
 from fedrp.algorithms.client_side import ClientState
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.servers import wire_tag
-from fedrp.algorithms.table import ALGORITHMS
+from fedrp.algorithms.table import algorithm_at
 from fedrp.config.run import Resolved
 from fedrp.config.toml import settings_digest
-from fedrp.crypto.epochs import covering, expired
 from fedrp.crypto.masks import NO_PEERS, PeerKeys, merged_keys, peer_keys
 from fedrp.crypto.roster import Roster
-from fedrp.crypto.schedule import round_key
+from fedrp.crypto.schedule import KeyRing, key_ring
 from fedrp.crypto.sealing import Entropy, Identity, MaskKey, Place, verify
 from fedrp.crypto.secret import SecretKey
 from fedrp.crypto.secure_aggregation import Cohort
@@ -30,10 +29,11 @@ from fedrp.learning.initial import public_initial, secret_initial
 from fedrp.learning.layout import ModelFactory
 from fedrp.learning.objective import Examples, Loss
 from fedrp.learning.trainer import Trainer
+from fedrp.mechanisms.delivery import stage
 from fedrp.projection.families import Projection, make_projection
 from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import wire
-from fedrp.protocol.limits import from_server
+from fedrp.protocol.limits import either, from_server
 from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
@@ -99,7 +99,22 @@ class Workbench:
     @property
     def algorithm(self) -> Algorithm:
         """The functions of the configured algorithm."""
-        return ALGORITHMS[self.config.algorithm]
+        return algorithm_at(self.config)
+
+    def at(self, round_: int) -> "Workbench":
+        """That of a round: after the last one there is another where models are averaged then."""
+        config = stage(self.config, round_)
+        return self if (config.before is None) == (self.config.before is None) else self._other
+
+    @functools.cached_property
+    def _other(self) -> "Workbench":
+        config = self.config
+        return dataclasses.replace(self, config=config.before or stage(config, config.rounds + 1))
+
+    def written(self, round_: int) -> tuple[Pipeline, int]:
+        """What makes the aggregate of a round, and its size."""
+        bench = self.at(round_)
+        return bench.pipeline, bench.aggregate_size
 
     @property
     def tag(self) -> int:
@@ -129,12 +144,13 @@ class Workbench:
     @functools.cached_property
     def settings(self) -> bytes:
         """What every transcript begins with: settings too reach a client through the server."""
-        return settings_digest(self.config)
+        return settings_digest(self.config.before or self.config)
 
     @functools.cached_property
     def limits(self) -> Limits:
         """What is taken in one packet."""
-        return from_server(self.config, self.aggregate_size)
+        after = self.at(self.config.rounds + 1)
+        return either(*(from_server(bench.config, bench.aggregate_size) for bench in (self, after)))
 
 
 def make_workbench(
@@ -179,30 +195,19 @@ def place_of(bench: Workbench, round_: int, dealer: int, recipient: int) -> Plac
     return Place(bench.run, round_, dealer, recipient, bench.tag, bench.roster.digest, bench.config.sealing)
 
 
-KeyRing = Callable[[int], SecretKey | None]
-
-
 def opened_keys(bench: Workbench, client: Client, site: Site) -> KeyRing:
     """The key of a round, from the client's envelopes, each opened once; None where the algorithm has no secrets.
 
     Throw it away with the work that it was made for.
     """
-    envelopes = client.envelopes
+    if not bench.algorithm.server.round_keys:
+        return lambda _round: None
 
-    @functools.cache
     def opened(first: int) -> SecretKey:
-        dealer, sealed = envelopes[first]
+        dealer, sealed = client.envelopes[first]
         return site.identity.open(sealed, place_of(bench, first, dealer, client.index))
 
-    def key(round_: int) -> SecretKey | None:
-        if not bench.algorithm.server.round_keys:
-            return None
-        first = covering(envelopes, round_)
-        if first is None or 0 not in envelopes or expired(first, round_, bench.config.key_epoch):
-            raise ProtocolError(f"client {client.index} has no sealed key for round {round_}")
-        return round_key(opened(0), first, opened(first), round_)
-
-    return key
+    return key_ring(client.index, client.envelopes, opened, bench.config.key_epoch)
 
 
 class Inbox(NamedTuple):

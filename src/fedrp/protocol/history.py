@@ -1,20 +1,14 @@
 """What a packet tells a client of past rounds: aggregates, and rounds that were given up."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.errors import ProtocolError
-from fedrp.mechanisms.base import Reach
+from fedrp.mechanisms.base import require_reachable
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import Vector
-
-_CHUNK = 1 << 20
-_ROUNDING = 1e-5  # relative; sums are rounded to float32
 
 
 class Past(NamedTuple):
@@ -25,12 +19,13 @@ class Past(NamedTuple):
 
 
 def past_rounds(
-    pipeline: Pipeline, run: bytes, size: int, inbox: Sequence[Message], since: int, round_: int
+    written: Callable[[int], tuple[Pipeline, int]], run: bytes, inbox: Sequence[Message], since: int, round_: int
 ) -> list[Past]:
     """What a client whose state is of round `since` applies before it takes part in `round_`.
 
     Where clients replay the history that is every round from `since` on that was not given up; elsewhere it is the
-    latest one. Every round that is passed over must be named as given up: nothing is left out silently.
+    latest one. Every round that is passed over must be named as given up: nothing is left out silently. `written` gives
+    what makes the aggregate of a round, and its size.
 
     Raises:
         ProtocolError: a round is missing, of the future, or larger than honest clients can make it.
@@ -40,7 +35,7 @@ def past_rounds(
     for told in sorted({*aggregates, *void}):
         if told == 0 or told >= round_ or (told in aggregates and told in void):
             raise ProtocolError(f"an outcome of round {told} before round {round_}: refused")
-    if pipeline.algorithm.memory == "history":
+    if written(round_)[0].algorithm.memory == "history":
         wanted = [past for past in range(since, round_) if past == 0 or past not in void]
     else:
         wanted = [next((past for past in range(round_ - 1, 0, -1) if past not in void), 0)]
@@ -51,31 +46,8 @@ def past_rounds(
         elif past not in aggregates:
             raise ProtocolError(f"the aggregate of round {past} is missing")
         else:
+            pipeline, size = written(past)
             aggregate = wire.numbers(aggregates[past], pipeline.aggregate_coding(size), run)
             require_reachable(aggregate, pipeline.reach(past, size), past)
             rounds.append(Past(past, aggregate))
     return rounds
-
-
-def require_reachable(aggregate: Vector, reach: Reach, round_: int) -> None:
-    """Refuse an aggregate that no cohort of honest clients can have made.
-
-    Raises:
-        ProtocolError: it is too large.
-    """
-    for measure, limit, what in ((_largest, reach.number, "a number"), (_norm, reach.norm, "a norm")):
-        found = 0.0 if math.isinf(limit) else measure(aggregate)
-        if found > limit * (1 + _ROUNDING):
-            raise ProtocolError(
-                f"the aggregate of round {round_} has {what} of {found:.3g}, honest clients reach {limit:.3g} at most: "
-                "a client sent garbage, or the server lies"
-            )
-
-
-def _largest(aggregate: Vector) -> float:
-    return float(np.abs(aggregate).max(initial=0.0))
-
-
-def _norm(aggregate: Vector) -> float:
-    parts = (aggregate[start : start + _CHUNK] for start in range(0, aggregate.size, _CHUNK))
-    return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))

@@ -25,6 +25,11 @@ def from_server(config: Resolved, aggregate_size: int) -> Limits:
     }
 
 
+def either(one: Limits, other: Limits) -> Limits:
+    """What is taken where packets of both kinds may come."""
+    return {kind: Limit(*map(max, limit, other[kind])) for kind, limit in one.items()}
+
+
 def from_client(config: Resolved, upload_size: int) -> Limits:
     """What the server takes in a packet of a client's."""
     upload = Pipeline.of(config, server_side(config)).upload_coding(upload_size).nbytes

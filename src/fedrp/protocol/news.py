@@ -36,7 +36,7 @@ def _outcome(server: Server, past: int) -> Message:
     """What became of a round."""
     if past in server.aggregates:
         sent = message_of(server, Kind.AGGREGATE, past, server.aggregates[past])
-        return dataclasses.replace(sent, width=server.aggregate_coding.width)
+        return dataclasses.replace(sent, width=server.aggregate_coding(past).width)
     return message_of(server, Kind.VOID, past)
 
 

@@ -10,13 +10,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from typing import NamedTuple, Protocol
 
 from fedrp.crypto.sizes import DIGEST_BYTES
 from fedrp.errors import FedRPError, ProtocolError, QuorumError, WireError
 from fedrp.mechanisms import cohort
 from fedrp.mechanisms.cohort import Coins
+from fedrp.mechanisms.exchanges import Answers, Exchange, Missed, Step, Take
 from fedrp.protocol import server as server_side
 from fedrp.protocol.server import RoundReport
 from fedrp.protocol.server_state import Server, read
@@ -26,41 +26,6 @@ from fedrp.types import Packets, only
 _log = logging.getLogger(__name__)
 
 Toss = Callable[[Server], Coins]  # the coins that choose the cohort of the next round
-Take = Callable[[int, bytes], None]  # is called with each reply as it comes, and does not keep it
-
-
-class Step(Enum):
-    """What an exchange is for."""
-
-    TRAIN = "train"
-    RECOVER = "recover"
-    DEAL = "deal"
-
-
-class Exchange(NamedTuple):
-    """Which exchange this is, for carriers that lose packets on purpose or do not wait for everyone."""
-
-    step: Step
-    round: int
-    attempt: int  # from 1
-    needed: int  # replies, without which the exchange is of no use
-
-
-class Answers(NamedTuple):
-    """What came back of an exchange, replies apart: those were handed over as they came."""
-
-    refused: Mapping[int, str] = {}  # client -> code
-    absent: frozenset[int] = frozenset()  # clients that were not reached in time
-
-
-class Missed(NamedTuple):
-    """An attempt at a round that had too few uploads."""
-
-    round: int
-    attempt: int
-    asked: frozenset[int]
-    answers: Answers
-    error: QuorumError
 
 
 class Carrier(Protocol):
@@ -122,11 +87,10 @@ class ClosedRound(NamedTuple):
     answers: Answers  # of the last attempt
     seconds: float
 
-
-def hellos_matter(server: Server) -> bool:
-    """Whether anything depends on the clients' hellos: round keys, masks or weights."""
-    config = server.config
-    return server.algorithm.round_keys or config.secure_aggregation or config.weighting == "samples"
+    @property
+    def is_delivery(self) -> bool:
+        """Whether it is the exchange of models after the last round."""
+        return self.server.round > self.server.settings.rounds
 
 
 def begin(server: Server, carrier: Carrier, store: Store, needed: int) -> Server:
@@ -138,6 +102,8 @@ def begin(server: Server, carrier: Carrier, store: Store, needed: int) -> Server
 
 def rounds(server: Server, carrier: Carrier, store: Store, toss: Toss) -> Iterator[ClosedRound]:
     """The rounds that are left, one after the other, for a server that `begin` returned.
+
+    Where models are averaged at the end, that is one more round; `is_delivery` tells it from the others.
 
     Raises:
         QuorumError: too few clients for too long. What was saved can be gone on with.

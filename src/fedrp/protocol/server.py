@@ -12,18 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.compression.coding import place_of
-from fedrp.crypto.epochs import covering
+from fedrp.crypto.epochs import Dealt, covering
 from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, split
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.means import divided, trimmed_mean
 from fedrp.mechanisms import cohort, quorum
-from fedrp.mechanisms.base import Numbers
+from fedrp.mechanisms.base import Numbers, require_reachable
 from fedrp.mechanisms.cohort import Coins
+from fedrp.mechanisms.delivery import masked_at_all
 from fedrp.protocol import wire
-from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.server_state import (
-    Dealt,
     MaskEntry,
     Replies,
     Reply,
@@ -71,11 +70,13 @@ def welcome(server: Server, hellos: Replies) -> Server:
                 f"client {client} came back with weight {message.weight}, it had {weights[client]}: "
                 "a run goes on with the data that it began with"
             )
-        if server.config.secure_aggregation:
+        if masked_at_all(server.settings):
             if len(signed) != MASK_KEY_BYTES or mask_keys.get(client, MaskEntry(0, signed)).signed != signed:
                 raise ProtocolError(f"client {client} came with no mask key or another one: it must sit this run out")
             # The cohort of a round that is open was chosen without it.
             first = server.round + (2 if server.participants else 1)
+            if not server.settings.secure_aggregation:  # nobody needs it before the models are sent
+                first = max(first, server.settings.rounds + 1)
             mask_keys.setdefault(client, MaskEntry(first, signed))
         roster, weights[client] = digest, message.weight
     return dataclasses.replace(server, roster=roster, weights=tuple(weights), mask_keys=mask_keys)
@@ -228,7 +229,7 @@ def _aggregated(server: Server, tally: Tally, uploads: frozenset[int]) -> _Outco
         aggregate = pipeline.aggregate(past, numbers, weight, call)
         if not np.isfinite(aggregate).all():  # stored, it would stop every later sitting too
             raise DivergenceError(f"round {round_}: the clients' numbers are too large to be averaged: lower lr")
-        payload = server.aggregate_coding.encode(aggregate, place_of(server.run, round_, SERVER))
+        payload = server.aggregate_coding(round_).encode(aggregate, place_of(server.run, round_, SERVER))
         # Clients would refuse what is beyond.
         require_reachable(server.decoded(round_, payload), pipeline.reach(round_, aggregate.size), round_)
     except ProtocolError as error:
@@ -299,7 +300,7 @@ def _able(server: Server, client: int) -> bool:
         return True
     if client not in server.mask_keys or server.mask_keys[client].known > server.round + 1:
         return False
-    in_step = not server.aggregates or server.last_seen[client] == server.round
+    in_step = not server.aggregates or server.last_seen[client] == max(server.last_seen)
     return in_step or server.algorithm.memory != "own"
 
 

@@ -10,9 +10,10 @@ from fedrp.algorithms.server_side import ServerSide
 from fedrp.algorithms.servers import server_side, wire_tag
 from fedrp.compression.coding import Coding, Numbers, place_of
 from fedrp.config.run import Resolved
-from fedrp.crypto.epochs import covering, expired
+from fedrp.crypto.epochs import Complaint, Dealt, covering, expired
 from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError, WireError
+from fedrp.mechanisms.delivery import masked_at_all, stage
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
 from fedrp.protocol.wire import EMPTY, SERVER, Kind, Limits, Message, Payload
@@ -36,28 +37,13 @@ class MaskEntry(NamedTuple):
     signed: bytes  # see `fedrp.crypto.sealing.signed_mask_key`
 
 
-class Complaint(NamedTuple):
-    """A client could not use a secret that another one dealt."""
-
-    client: int
-    dealer: int
-    round: int  # that it was dealt for
-
-
-class Dealt(NamedTuple):
-    """The envelopes of the secret of an epoch of round keys, one per client, and who dealt them."""
-
-    dealer: int
-    envelopes: tuple[bytes, ...]
-
-
 @dataclass(frozen=True)
 class Server:
     """All that the server knows between two messages."""
 
-    config: Resolved
+    settings: Resolved  # of the run
     run: bytes
-    upload_size: int
+    parameters: int  # of the model: a number is all that the server knows of it
     round: int = 0  # the last round that was completed
     participants: tuple[int, ...] = ()  # of the open round
     left_out: tuple[int, ...] = ()  # of the sum of the open round, where uploads are masked and some are missing
@@ -70,6 +56,11 @@ class Server:
     mask_keys: Mapping[int, MaskEntry] = field(default_factory=dict)  # per client, where uploads are masked
     complaints: tuple[Complaint, ...] = ()  # that a round was given up for
 
+    @functools.cached_property
+    def config(self) -> Resolved:
+        """The settings of the next round; after the last one those of the exchange of models, if there is one."""
+        return stage(self.settings, self.round + 1)
+
     @property
     def algorithm(self) -> ServerSide:
         """The server side of the configured algorithm."""
@@ -81,29 +72,41 @@ class Server:
         return Pipeline.of(self.config, self.algorithm)
 
     @property
+    def upload_size(self) -> int:
+        """How many numbers a client sends in the next round."""
+        return self.pipeline.upload_size(self.parameters)
+
+    @property
     def latest(self) -> int:
         """The last round that has an aggregate; 0 for none."""
         return max(self.aggregates, default=0)
 
-    @property
-    def aggregate_coding(self) -> Coding:
-        """How aggregates are written. They have as many numbers as uploads, but for those that check a sum."""
-        return self.pipeline.aggregate_coding(self.upload_size - self.pipeline.checks)
+    def aggregate_coding(self, round_: int) -> Coding:
+        """How the aggregate of a round is written."""
+        config = stage(self.settings, round_)
+        pipeline = Pipeline.of(config, server_side(config))
+        return pipeline.aggregate_coding(pipeline.aggregate_size(self.parameters))
 
     def decoded(self, round_: int, aggregate: Payload) -> Numbers:
         """The aggregate of a round, as every client reads it."""
-        return self.aggregate_coding.decode(aggregate, place_of(self.run, round_, SERVER))
+        return self.aggregate_coding(round_).decode(aggregate, place_of(self.run, round_, SERVER))
 
     @functools.cached_property
     def context(self) -> bytes:
         """What stands for this run and its projection in messages."""
-        return wire.context_of(self.run, wire_tag(self.config))
+        return wire.context_of(self.run, wire_tag(self.settings))
 
 
-def new_server(config: Resolved, run: bytes, upload_size: int) -> Server:
+def new_server(config: Resolved, run: bytes, parameters: int) -> Server:
     """The server before anything has happened."""
     nobody = (0,) * config.clients
-    return Server(config, run, upload_size, last_seen=nobody, weights=nobody)
+    return Server(config, run, parameters, last_seen=nobody, weights=nobody)
+
+
+def hellos_matter(server: Server) -> bool:
+    """Whether anything depends on the clients' hellos: round keys, masks or weights."""
+    settings = server.settings
+    return server.algorithm.round_keys or masked_at_all(settings) or settings.weighting == "samples"
 
 
 def read(server: Server, packets: Packets) -> dict[int, Reply]:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fedrp.crypto import secure_aggregation
-from fedrp.crypto.epochs import covering
+from fedrp.crypto.epochs import Complaint, covering
 from fedrp.errors import ProtocolError, WireError
 from fedrp.means import add_weighted
 from fedrp.mechanisms import cohort, quorum
 from fedrp.mechanisms.base import Numbers
 from fedrp.protocol import wire
 from fedrp.protocol.limits import from_client
-from fedrp.protocol.server_state import Complaint, Server, cohort_of, next_dealer, only_message, read_one
+from fedrp.protocol.server_state import Server, cohort_of, next_dealer, only_message, read_one
 from fedrp.protocol.wire import Kind, Limits, Message
 from fedrp.types import NO_FINGERPRINT, Words
 

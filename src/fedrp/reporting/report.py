@@ -52,6 +52,10 @@ def result_details(result: dict[str, Any]) -> list[str]:
         lines.append(f"delivered: the best model, of round {result['delivered_round']} of {result['rounds_done']}")
     if result["bytes_up"]:
         lines.append(f"bytes per client and round: sent {_bytes(result, 'up')}; received {_bytes(result, 'down')}")
+    if result.get("delivery_participants") is not None:
+        sizes = [result[f"bytes_delivery_{way}"] + result[f"bytes_delivery_keys_{way}"] for way in ("up", "down")]
+        models = f"the mean of the models of {result['delivery_participants']} clients"
+        lines.append(f"delivered: {models}, for {sizes[0]:,} bytes sent and {sizes[1]:,} received by each, once")
     if result["consensus_bound"] is not None:
         confident = f"at confidence {CERTIFICATE_CONFIDENCE:.0%}, from the uploads of the last round"
         lines.append(f"any two clients' models are within {result['consensus_bound']:.3g} of each other ({confident})")

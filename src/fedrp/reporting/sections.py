@@ -171,7 +171,17 @@ def _bytes(runs: Sequence[Run]) -> Markup:
     head = ["run", *(f"{use} {'sent' if way == 'up' else 'received'}" for use, way in uses), "all of a client so far"]
     about = "Encoded bytes per client and round. " if finished else ""
     about += "All of a client so far: in all rounds, sent and received, keys included, on the mean over clients."
+    if any((run.result or {}).get("delivery_participants") is not None for run in runs):
+        about += " Where the models of all clients are averaged after the last round, that comes once on top: "
+        once = {run.name: _delivery(run.result or {}) for run in runs}
+        about += ", ".join(f"{name} {size:,.0f} B" for name, size in once.items() if size) + "."
     return joined([table("Bytes of a client", head, rows), _note(about)]) if rows else Markup("")
+
+
+def _delivery(result: Mapping[str, Any]) -> float:
+    """Bytes of a client in the exchange of models after the last round: sent, received, and keys."""
+    sizes = [result.get(f"bytes_delivery_{use}") for use in ("up", "down", "keys_up", "keys_down")]
+    return float(sum(size for size in sizes if isinstance(size, int | float)))
 
 
 def _time(runs: Sequence[Run]) -> Markup:

@@ -1,13 +1,10 @@
-"""Every client by itself: rounds of local training from the common start, and no messages (FWC)."""
+"""Clients that train by themselves: rounds of local training from the common start, and no messages (FWC)."""
 
 import functools
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from fedrp.algorithms.client_side import stacked
@@ -17,12 +14,8 @@ from fedrp.engines.choice import make_trainer
 from fedrp.engines.descent import local_sgd
 from fedrp.learning.initial import public_initial
 from fedrp.learning.objective import LocalSGD
-from fedrp.mechanisms import cohort
 from fedrp.rng import RunSeed
-from fedrp.simulation.identities import simulated_coins
 from fedrp.simulation.population import Population, Shard, ShardSetup
-from fedrp.simulation.result import RoundRecord, Traffic, Trained
-from fedrp.simulation.runfolder import Files, Progress, RunFolder
 from fedrp.storage.codec import OtherVersionError, Stored, packed, read
 from fedrp.types import Vector
 
@@ -115,43 +108,3 @@ class LoneClients(Population[None]):
     def train(self, chosen: Collection[int], round_: int) -> None:
         """A round of local training for those who take part."""
         self._all("train", frozenset(chosen), round_)
-
-
-@dataclass
-class Alone:
-    """A run without a server."""
-
-    setup: ShardSetup
-    clients: LoneClients
-    round: int = 0  # the last one that is done
-    secret = False
-
-    def rounds(self) -> Iterator[Trained]:
-        """The rounds that are left. Who takes part is drawn as it is with a server."""
-        config = self.setup.config
-        while self.round < config.rounds:
-            began = time.monotonic()
-            coins = simulated_coins(config, self.round + 1)
-            chosen = np.argsort(coins)[: cohort.due(config, coins)].tolist()
-            self.clients.train(chosen, self.round + 1)
-            self.clients.close_round()
-            self.round += 1
-            yield Trained(self.round, len(chosen), 0, Traffic(), time.monotonic() - began)
-
-    def ends(self, clients: Sequence[int]) -> Mapping[int, None]:
-        """Nobody is told anything."""
-        return dict.fromkeys(clients)
-
-    def last_traffic(self) -> Traffic:
-        """None."""
-        return Traffic()
-
-    def take_up(self, folder: RunFolder) -> Progress:
-        """Go on after the last round that is in a folder."""
-        progress = folder.load(self.clients)
-        self.round = len(progress.records)
-        return progress
-
-    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float, files: Files) -> None:
-        """Write a round into a folder, with files of the caller's."""
-        folder.save(self.clients, record, seconds, files)

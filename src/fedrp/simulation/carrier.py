@@ -4,16 +4,16 @@ And what every run has whose parties are all on this machine and end together: `
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fedrp.config.run import Resolved
 from fedrp.errors import FedRPError, QuorumError
-from fedrp.protocol.rounds import Answers, Exchange, Missed, Step, Take, hellos_matter
-from fedrp.protocol.server_state import Server
+from fedrp.mechanisms.exchanges import Answers, Exchange, Missed, Step, Take
+from fedrp.protocol.server_state import Server, hellos_matter
+from fedrp.reporting.records import Traffic
 from fedrp.rng import RunSeed
-from fedrp.simulation.clients import Clients
-from fedrp.simulation.result import Traffic
 from fedrp.types import Packets
 
 _log = logging.getLogger(__name__)
@@ -59,19 +59,32 @@ class NearCarrier:
         _log.info("%s", text)
 
 
+class Reached(Protocol):
+    """Simulated clients, as far as packets reach them."""
+
+    def waves(self, clients: Iterable[int]) -> Iterator[list[int]]:
+        """Clients in parts that are asked together."""
+
+    def exchange(self, packets: Packets) -> Packets:
+        """Deliver packets and return the replies."""
+
+    def hello(self) -> Packets:
+        """Every client's first packet."""
+
+
 @dataclass
 class SimulatedCarrier(NearCarrier):
     """Carries packets to simulated clients."""
 
-    population: Clients
+    population: Reached
     config: Resolved
     greeting: bool  # whether clients have yet to be asked for their hellos
     traffic: Traffic = field(default_factory=Traffic)  # since it was last taken
 
     @classmethod
-    def of(cls, server: Server, population: Clients) -> "SimulatedCarrier":
+    def of(cls, server: Server, population: Reached) -> "SimulatedCarrier":
         """The carrier of a run that begins or goes on with this server."""
-        greeting = server.round == 0 and hellos_matter(server)
+        greeting = not server.roster and hellos_matter(server)
         return cls(server.config.clients, _ATTEMPTS, population, server.config, greeting)
 
     def hellos(self) -> Packets:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from fedrp.algorithms.client_side import ClientState
 from fedrp.backends.states import StateStore, budget_of
 from fedrp.backends.workers import Backend
 from fedrp.crypto.roster import Roster
@@ -62,6 +63,12 @@ class ClientShard(Shard[bytes]):
             self._replied.update(chosen)
         return replies
 
+    def adopt(self, models: Mapping[int, Vector]) -> None:
+        """Take up models that clients have trained by themselves."""
+        for client, model in models.items():
+            self._states[client] = Client(client, state=ClientState(model))
+        self._states.settle()
+
     def close_round(self) -> None:
         """Forget replies: nobody asks for them again. States that have not been needed for long go to disk."""
         for client in self._replied:
@@ -106,6 +113,10 @@ class Clients(Population[bytes]):
         require_bytes(replies)
         self._tap(packets, replies)
         return dict(sorted(replies.items()))
+
+    def adopt(self, models: Mapping[int, Vector]) -> None:
+        """Let clients go on with models that they have trained by themselves."""
+        self._each("adopt", models)
 
     def hello(self) -> Packets:
         """Every client's first packet."""

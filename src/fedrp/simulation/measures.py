@@ -17,9 +17,11 @@ from fedrp.config.run import Resolved
 from fedrp.errors import ConfigError, DivergenceError
 from fedrp.learning.evaluate import Evaluation, Headline, Score, Spread
 from fedrp.learning.task import Task
+from fedrp.means import trimmed_mean
+from fedrp.mechanisms.delivery import averages
+from fedrp.reporting.records import Delivery, RoundRecord, Traffic, Trained
 from fedrp.rng import RunSeed
 from fedrp.simulation.population import End, Population, ShardSetup
-from fedrp.simulation.result import RoundRecord, Traffic, Trained
 from fedrp.simulation.runfolder import Files, Progress, RunFolder
 from fedrp.storage.codec import Stored, packed, read
 from fedrp.types import Vector
@@ -43,6 +45,9 @@ class Course(Protocol[End]):
 
     def rounds(self) -> Iterator[Trained]:
         """The rounds that are left."""
+
+    def deliver(self) -> Delivery | None:
+        """Have all clients' models averaged after the last round, if they are to be."""
 
     def ends(self, clients: Sequence[int]) -> Mapping[int, End]:
         """What clients would be told if the run ended now."""
@@ -75,9 +80,13 @@ def evaluate(config: Resolved, course: Course[End], all_clients: bool) -> Evalua
         delivered = clients.score(course.ends([chosen]))[chosen]
         return Evaluation(delivered, delivered, Spread(delivered, delivered, delivered))
     ends = course.ends(range(config.clients))
-    scores = clients.score(ends if all_clients else {chosen: ends[chosen]})
+    asked = ends if all_clients else {} if averages(config) else {chosen: ends[chosen]}
+    scores = clients.score(asked)
     average = clients.score_model(clients.average(ends))
-    return Evaluation(scores[chosen], average, Spread.of(list(scores.values())) if all_clients else None)
+    delivered = average if averages(config) else scores[chosen]
+    if averages(config) and config.trimmed_share:
+        delivered = clients.score_model(delivered_model(config, course))
+    return Evaluation(delivered, average, Spread.of(list(scores.values())) if all_clients else None)
 
 
 def delivering_client(config: Resolved) -> int:
@@ -86,9 +95,19 @@ def delivering_client(config: Resolved) -> int:
 
 
 def delivered_model(config: Resolved, course: Course[End]) -> Vector:
-    """The model that would be delivered if the run ended now."""
-    chosen = delivering_client(config)
-    return course.clients.final_models(course.ends([chosen]))[chosen]
+    """The model that would be delivered if the run ended now; a mean of models but for the rounding under masks."""
+    clients = course.clients
+    if not averages(config):
+        return model_of(course, delivering_client(config))
+    ends = course.ends(range(config.clients))
+    if config.trimmed_share:
+        return trimmed_mean([model for _, model in sorted(clients.final_models(ends).items())], config.trimmed_share)
+    return clients.average(ends)
+
+
+def model_of(course: Course[End], client: int) -> Vector:
+    """The model that a client would end with if the run ended now."""
+    return course.clients.final_models(course.ends([client]))[client]
 
 
 def headline_of(task: Task, scored: Score) -> Headline:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedrp.algorithms.outlook import Outlook
 from fedrp.config.run import Resolved
@@ -11,105 +11,13 @@ from fedrp.learning.evaluate import Evaluation, Headline
 from fedrp.learning.layout import State
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import headline
-from fedrp.protocol import wire
-from fedrp.protocol.wire import Kind
 from fedrp.reporting.notebook import result_html
+from fedrp.reporting.records import Delivery, Traffic
+from fedrp.reporting.records import RoundRecord as RoundRecord
 from fedrp.types import Vector
 
 if TYPE_CHECKING:
     import pandas
-
-_KEY_KINDS = frozenset({Kind.HELLO, Kind.DEAL_REQUEST, Kind.DEAL, Kind.SEALED, Kind.COMPLAINT, Kind.MASK_KEYS})
-_VECTOR_KINDS = frozenset({Kind.UPLOAD, Kind.AGGREGATE, Kind.CORRECTION})
-
-
-class Traffic(NamedTuple):
-    """Encoded bytes of all clients together: training messages, and apart from them the set-up and all keys."""
-
-    up: int = 0
-    down: int = 0
-    keys_up: int = 0
-    keys_down: int = 0
-    framing_up: int = 0  # of the training messages: all that is no vector
-    framing_down: int = 0
-
-    @classmethod
-    def of(cls, packets: Mapping[int, bytes], replies: Mapping[int, bytes]) -> "Traffic":
-        """The traffic of one exchange, measured on its bytes."""
-        up, keys_up, framing_up = _measure(replies)
-        down, keys_down, framing_down = _measure(packets)
-        return cls(up, down, keys_up, keys_down, framing_up, framing_down)
-
-    def plus(self, other: "Traffic") -> "Traffic":
-        """The sum of two."""
-        return Traffic(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-def _measure(packets: Mapping[int, bytes]) -> tuple[int, int, int]:
-    """Bytes of training messages, of keys, and of the training messages what is framing."""
-    vectors, keys, framing = 0, 0, 0
-    for packet in packets.values():
-        for kind, (headers, payloads) in wire.sizes(packet).items():
-            if kind in _KEY_KINDS:
-                keys += headers + payloads
-            elif kind in _VECTOR_KINDS:
-                framing += headers
-                vectors += payloads
-            else:
-                framing += headers + payloads
-    return vectors + framing, keys, framing
-
-
-def _per_client(traffic: Traffic, pairs: int) -> dict[str, int]:
-    """Bytes of a client in a round, by name; payload and framing add up to the training messages."""
-    sizes = {f"bytes_{name}": round(value / pairs) for name, value in traffic._asdict().items()}
-    payloads = {f"bytes_payload_{way}": sizes[f"bytes_{way}"] - sizes[f"bytes_framing_{way}"] for way in ("up", "down")}
-    return sizes | payloads
-
-
-class Trained(NamedTuple):
-    """A round that is over, before its models are scored."""
-
-    round: int
-    participants: int  # whose training counts
-    dropped: int  # who were asked, and whose does not
-    traffic: Traffic
-    seconds: float
-    consensus_bound: float | None = None
-
-
-class RoundRecord(NamedTuple):
-    """One round, as measured."""
-
-    round: int
-    participants: int  # whose uploads were used
-    dropped: int  # who were asked, and whose were not
-    evaluation: Evaluation | None  # None where it was not this round's turn
-    traffic: Traffic
-    seconds: float
-    evaluation_seconds: float
-    consensus_bound: float | None = None  # on the distance of any two clients' models, from the uploads
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as a line of `metrics.jsonl`."""
-        return {
-            "round": self.round,
-            "participants": self.participants,
-            "dropped": self.dropped,
-            **(self.evaluation.as_json() if self.evaluation else {}),
-            **{f"bytes_{name}_total": value for name, value in self.traffic._asdict().items()},
-            "seconds": self.seconds,
-            "evaluation_seconds": self.evaluation_seconds,
-            "consensus_bound": self.consensus_bound,
-        }
-
-    @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> "RoundRecord":
-        """The inverse of `as_json`."""
-        counts = line["round"], line["participants"], line["dropped"]
-        traffic = Traffic(*(line[f"bytes_{name}_total"] for name in Traffic._fields))
-        times = line["seconds"], line["evaluation_seconds"]
-        return cls(*counts, Evaluation.from_json(line), traffic, *times, line["consensus_bound"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,7 +32,7 @@ class RunResult:
     parameters: int
     secret: bool
     records: tuple[RoundRecord, ...]
-    last_traffic: Traffic  # of the packets that end the run
+    last_traffic: Traffic  # of the packets that end the run, unless they are a part of `delivery`
     privacy: tuple[Guarantee, ...]
     warnings: tuple[str, ...]  # about what the statements are worth
     outlook: Outlook | None  # what noise lets it learn, as said before round 1
@@ -136,6 +44,7 @@ class RunResult:
     headline: Headline  # what the run is judged by
     delivered_round: int  # whose model this is
     last_state: State  # of the last round, as `state`
+    delivery: Delivery | None = None  # where the models of all clients were averaged
 
     def __repr__(self) -> str:
         shown = [self.headline.text(self._scored.delivered), f"{len(self.records)} of {self.config.rounds} rounds"]
@@ -188,12 +97,17 @@ class RunResult:
 
     @property
     def _scored(self) -> Evaluation:
-        """Of the round whose model is delivered, which always has one."""
+        """Of the round whose model is delivered, which always has one; models that were averaged count as they are."""
         found = (record.evaluation for record in self.records if record.round == self.delivered_round)
-        return next(evaluation for evaluation in found if evaluation)
+        evaluation = next(evaluation for evaluation in found if evaluation)
+        score = self.delivery.score if self.delivery else None
+        return evaluation._replace(delivered=score) if score else evaluation
 
     def as_json(self) -> dict[str, Any]:
-        """The result as one JSON object; bytes are per client that took part and round, unless said otherwise."""
+        """The result as one JSON object; bytes are per client that took part and round, unless said otherwise.
+
+        Those of the exchange of models after the last round are apart (`bytes_delivery_...`): per client, once.
+        """
         config = self.config.stored
         used = sum(record.participants for record in self.records)
         pairs = used or sum(record.dropped for record in self.records) or 1  # where every round was given up
@@ -218,6 +132,7 @@ class RunResult:
             "participation": config.participation,
             "secure_aggregation": config.secure_aggregation,
             "aggregation": config.aggregation,
+            "deliver": config.deliver,
             "batch_size": config.batch_size,
             "lr": config.lr,
             "momentum": config.momentum,
@@ -227,7 +142,8 @@ class RunResult:
             "goal": self.headline.goal,
             "delivered_round": self.delivered_round,
             **self._scored.as_json(),
-            **_per_client(traffic, pairs),
+            **traffic.per_client(pairs),
+            **self._delivered_by(),
             "bytes_keys_per_client": (traffic.keys_up + traffic.keys_down) / (config.clients * len(self.records)),
             "epsilon": quoted.epsilon if quoted else None,
             "delta": quoted.delta if quoted else None,
@@ -247,3 +163,11 @@ class RunResult:
             "peak_rss_mb": self.peak_rss_mb,
             "history": self.history,
         }
+
+    def _delivered_by(self) -> dict[str, int | None]:
+        """What the exchange of models took."""
+        names = [f"bytes_delivery_{name}" for name in Traffic._fields]
+        if self.delivery is None:
+            return {"delivery_participants": None, **dict.fromkeys(names)}
+        sizes = (round(value / self.config.clients) for value in self.delivery.traffic)
+        return {"delivery_participants": self.delivery.participants, **dict(zip(names, sizes, strict=True))}

@@ -36,8 +36,9 @@ from fedrp.learning.layout import Layout
 from fedrp.learning.objective import Examples
 from fedrp.learning.pixels import Pixels, floats
 from fedrp.protocol.server_state import Server
+from fedrp.reporting.records import RoundRecord
 from fedrp.simulation.population import End, Population
-from fedrp.simulation.result import RoundRecord, RunResult
+from fedrp.simulation.result import RunResult
 from fedrp.storage.begun import more_rounds, require_extensible, require_same_settings, settings_of
 from fedrp.storage.server_state import (
     HEAD_FILE,

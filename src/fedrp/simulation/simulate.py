@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import nn
 
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.outlook import Outlook, announced_outlook
-from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
 from fedrp.backends.choice import open_backend
@@ -35,20 +33,16 @@ from fedrp.learning.layout import Layout, built, layout_of
 from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight, require_device
 from fedrp.learning.task import Task, examples, split_already, split_among_clients
-from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings, statements
 from fedrp.projection import kernels
-from fedrp.protocol import server as server_side
-from fedrp.protocol.rounds import begin, rounds
-from fedrp.protocol.server_state import Server, new_server
 from fedrp.reporting.progress import Show, asked_for
-from fedrp.rng import RunSeed
-from fedrp.simulation.alone import Alone, LoneClients
+from fedrp.reporting.records import Delivery, RoundRecord, Traffic
+from fedrp.simulation.alone import LoneClients
 from fedrp.simulation.arguments import require_arguments
-from fedrp.simulation.carrier import NoStore, SimulatedCarrier
-from fedrp.simulation.clients import Clients, Tap
-from fedrp.simulation.identities import simulated_coins, simulated_roster, simulated_run_id
+from fedrp.simulation.clients import Tap
+from fedrp.simulation.courses import Alone, Federated
+from fedrp.simulation.identities import simulated_run_id
 from fedrp.simulation.kept_engine import keep_engine, kept_engine
 from fedrp.simulation.measures import (
     KEEPS,
@@ -59,20 +53,19 @@ from fedrp.simulation.measures import (
     Stop,
     better_of,
     delivered_model,
+    delivering_client,
     evaluate,
     headline_of,
     look_for_divergence,
     measured,
+    model_of,
     require_callback,
 )
 from fedrp.simulation.population import End, ShardSetup, grouped, set_threads
-from fedrp.simulation.result import RoundRecord, RunResult, Traffic, Trained
-from fedrp.simulation.runfolder import RESUME, Files, Fingerprint, Progress, RunFolder
-from fedrp.types import Packets
+from fedrp.simulation.result import RunResult
+from fedrp.simulation.runfolder import RESUME, Fingerprint, RunFolder
 
 _log = logging.getLogger(__name__)
-
-_PORTION = 250  # clients
 
 
 def simulate(
@@ -145,7 +138,8 @@ def simulate(
                 break
         if records[-1].round < setup.config.rounds:  # it was stopped, and measured as one of many rounds
             records[-1] = records[-1]._replace(evaluation=evaluate(setup.config, course, all_clients=True))
-        result = _finish(course, setup, task, records, layout.size, privacy, outlook, seconds, best)
+        delivery = course.deliver()
+        result = _finish(course, setup, task, records, delivery, layout.size, privacy, outlook, seconds, best)
         if folder:
             folder.finish(result, best is not None)
     return result
@@ -211,7 +205,7 @@ def _computing(
         backend = given or afterwards.enter_context(open_backend(setup.speed))
         try:
             if setup.config.algorithm in BASELINES:
-                yield Alone(setup, LoneClients(setup, backend))
+                yield Alone(setup, LoneClients(setup, backend), backend, tap)
             else:
                 yield Federated.begun(setup, parameters, backend, tap)
         except BaseException:  # also Ctrl-C: workers may have answers under way that the next run must not get
@@ -238,6 +232,7 @@ def _finish(
     setup: ShardSetup,
     task: Task,
     records: list[RoundRecord],
+    delivery: Delivery | None,
     parameters: int,
     privacy: tuple[Guarantee, ...],
     outlook: Outlook | None,
@@ -246,16 +241,19 @@ def _finish(
 ) -> RunResult:
     last = records[-1].round
     scored = next(record.evaluation for record in reversed(records) if record.evaluation)
-    model = best.model if best else delivered_model(setup.config, course)
-    state = course.clients.state(model)
+    made = model_of(course, delivering_client(setup.config)) if delivery else delivered_model(setup.config, course)
     behind = best is not None and best.round != last
+    model = best.model if best and behind else made
+    state = course.clients.state(model)
+    if delivery and not behind:
+        delivery = delivery._replace(score=course.clients.score_model(model))
     examples_held = sum(len(data.y) for data in setup.data.values())
     return RunResult(
         config=setup.config,
         parameters=parameters,
         secret=course.secret,
         records=tuple(records),
-        last_traffic=course.last_traffic(),
+        last_traffic=Traffic() if delivery else course.last_traffic(),
         privacy=privacy,
         warnings=delta_warnings(privacy, setup.config.clients, examples_held),
         outlook=outlook,
@@ -266,70 +264,6 @@ def _finish(
         state=state,
         headline=headline_of(task, scored.delivered),
         delivered_round=best.round if best else last,
-        last_state=course.clients.state(delivered_model(setup.config, course)) if behind else state,
+        last_state=course.clients.state(made) if behind else state,
+        delivery=delivery,
     )
-
-
-# --- how rounds are done ---------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Federated:
-    """A run of the protocol. Server and clients are saved together, after each round."""
-
-    clients: Clients
-    server: Server
-
-    @classmethod
-    def begun(cls, setup: ShardSetup, parameters: int, backend: Backend, tap: Tap | None) -> "Federated":
-        """Clients and a server that have not met yet."""
-        config = setup.config
-        upload_size = Pipeline.of(config, ALGORITHMS[config.algorithm].server).upload_size(parameters)
-        roster = simulated_roster(RunSeed(config.seed), config.clients)
-        return cls(Clients(setup, roster, backend, tap), new_server(config, setup.run, upload_size))
-
-    @property
-    def secret(self) -> bool:
-        """Whether clients share secret matrices."""
-        return self.server.algorithm.round_keys
-
-    def rounds(self) -> Iterator[Trained]:
-        """The rounds that are left."""
-        carrier, store = SimulatedCarrier.of(self.server, self.clients), NoStore()
-        self.server = begin(self.server, carrier, store, self.server.config.clients)
-        for closed in rounds(self.server, carrier, store, seeded_coins):
-            self.server, report = closed.server, closed.report
-            self.clients.close_round()
-            if report.void:
-                _log.warning("round %d was given up: %s", self.server.round, report.void)
-            count = len(report.participants)
-            yield Trained(
-                *(self.server.round, count, closed.cohort - count),
-                *(carrier.take_traffic(), closed.seconds, report.consensus_bound),
-            )
-
-    def ends(self, clients: Sequence[int]) -> Packets:
-        """What clients would be told if the run ended now."""
-        return dict(server_side.finish(self.server, tuple(clients)))  # for workers, who get their parts of it
-
-    def last_traffic(self) -> Traffic:
-        """Of what all clients are told at the end."""
-        total, clients = Traffic(), range(self.server.config.clients)
-        for first in range(0, len(clients), _PORTION):  # all packets at once may be large
-            total = total.plus(Traffic.of(self.ends(clients[first : first + _PORTION]), {}))
-        return total
-
-    def take_up(self, folder: RunFolder) -> Progress:
-        """Go on after the last round that is in a folder."""
-        progress = folder.load(self.clients)
-        self.server = folder.load_server(self.server, progress.checkpoint)
-        return progress
-
-    def keep(self, folder: RunFolder, record: RoundRecord, seconds: float, files: Files) -> None:
-        """Write a round into a folder, with files of the caller's."""
-        folder.save(self.clients, record, seconds, files, self.server)
-
-
-def seeded_coins(server: Server) -> Coins:
-    """What chooses participants; here it must be the same in every run with this seed."""
-    return simulated_coins(server.config, server.round + 1)

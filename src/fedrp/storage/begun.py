@@ -10,6 +10,9 @@ from fedrp.config.schedule import CONSTANT
 from fedrp.config.toml import from_settings, to_json
 from fedrp.errors import ConfigError
 
+# What runs did before there was such a setting.
+_BEFORE = {"deliver": "client"}
+
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """The settings of a run as JSON has them: as they are kept, and compared."""
@@ -23,6 +26,8 @@ def require_same_settings(begun: Mapping[str, object], given: Mapping[str, objec
         ConfigError: one of the given settings differs.
     """
     for name, value in given.items():
+        if name not in begun and value in (None, _BEFORE.get(name)):
+            continue
         if begun.get(name) != value:
             raise ConfigError(f"{what} was started with {name}={begun.get(name)}, not {value}: {way_out}")
 

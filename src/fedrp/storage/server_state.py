@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedrp.crypto.epochs import Complaint, Dealt
 from fedrp.crypto.sizes import split
 from fedrp.errors import SiteError
-from fedrp.protocol.server_state import Complaint, Dealt, MaskEntry, Server
+from fedrp.protocol.server_state import MaskEntry, Server
 from fedrp.protocol.wire import Payload
 from fedrp.storage.codec import (
     Field,
