@@ -359,7 +359,7 @@ def test_one_wrong_envelope_costs_a_round_and_another_client_deals(name: str, ma
     deal(run)
     rest = tuple(range(5))
     if masked and name == "fedrp":  # who could not take part has another history from now on
-        run.server = dataclasses.replace(run.server, config=dataclasses.replace(run.config, quorum=0.6))
+        run.server = dataclasses.replace(run.server, settings=dataclasses.replace(run.config, quorum=0.6))
         run.bench = dataclasses.replace(run.bench, config=run.server.config)
         rest = (1, 2, 3, 4)
     for _ in range(3):

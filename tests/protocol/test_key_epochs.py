@@ -141,7 +141,7 @@ def test_a_round_that_a_client_has_done_gets_no_other_key_from_a_secret_that_com
 def test_a_client_uses_a_secret_for_no_more_rounds_than_were_agreed(name: str) -> None:
     """Whatever the server does, which may have other settings."""
     run = Federation(tiny_config(name, rounds=6, key_epoch=2))
-    run.server = dataclasses.replace(run.server, config=dataclasses.replace(run.config, key_epoch=6))
+    run.server = dataclasses.replace(run.server, settings=dataclasses.replace(run.config, key_epoch=6))
     run.round()
     run.round()
     assert not deals_due(run.server, 3)
@@ -194,10 +194,10 @@ def test_a_secret_that_an_aggregate_rests_on_is_kept_where_the_round_cannot_do_w
     spoil(run, 5, 2)
     without(run, 2)
     strict = dataclasses.replace(run.config, quorum=1.0)
-    run.server = dataclasses.replace(run.server, config=strict)
+    run.server = dataclasses.replace(run.server, settings=strict)
     assert "client 2 cannot use the key" in without(run).void  # in round 6
     assert set(run.server.dealt) == {5, 7}  # the others need the key of round 5 again
-    run.server = dataclasses.replace(run.server, config=run.config)
+    run.server = dataclasses.replace(run.server, settings=run.config)
     assert set(without(run).participants) == {0, 1, 3, 4}
     assert set(without(run).participants) == {0, 1, 2, 3, 4}
 
@@ -227,7 +227,7 @@ def test_a_secret_that_is_given_up_leaves_no_trace_in_the_keys_of_later_rounds(n
     assert "client 2 cannot use the key" in without(run).void
     assert set(run.server.dealt) - {0} == {5}
     if masked and name == "fedrp":  # who could not take part has another history from now on
-        run.server = dataclasses.replace(run.server, config=dataclasses.replace(run.config, quorum=0.6))
+        run.server = dataclasses.replace(run.server, settings=dataclasses.replace(run.config, quorum=0.6))
         run.bench = dataclasses.replace(run.bench, config=run.server.config)
     rest = {0, 1, 3, 4} if masked and name == "fedrp" else {0, 1, 2, 3, 4}
     for _ in range(5):

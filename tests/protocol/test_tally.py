@@ -84,7 +84,7 @@ def test_packets_of_a_round_are_made_one_by_one_and_the_aggregate_is_encoded_onc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count, size = 500, 20_000
-    server = dataclasses.replace(open_server("fedavg", count), upload_size=size, participants=(), round=1)
+    server = dataclasses.replace(open_server("fedavg", count), parameters=size, participants=(), round=1)
     server = dataclasses.replace(server, aggregates={1: np.ones(size, np.float32)}, last_seen=(1,) * count)
     encoded: list[Kind] = []
     real = wire.encode

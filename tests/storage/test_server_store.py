@@ -76,7 +76,7 @@ def test_what_is_loaded_is_what_was_saved_at_every_moment(name: str, secure: boo
 def test_every_field_of_the_server_is_kept() -> None:
     """A field that is added to the server must be added to the head, or it would be lost in a crash."""
     fields = {field.name for field in dataclasses.fields(Server)}
-    assert fields == {*server_state.HEAD_FIELDS, "config", "run", "upload_size", "dealt", "aggregates"}
+    assert fields == {*server_state.HEAD_FIELDS, "settings", "run", "parameters", "dealt", "aggregates"}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadmm", "fedrp"])

@@ -55,10 +55,7 @@ def simulated_roster(seed: RunSeed, clients: int) -> Roster:
 def simulated_run_id(config: RunConfig) -> bytes:
     """The id of a simulated run: the same for the same settings, also if it is given more rounds later."""
     begun = dataclasses.replace(config.stored, rounds=1)
-    text = f"fedrp-run|{begun}"
-    if begun.deliver in (None, "client"):  # so that runs which began before there was such a setting are gone on with
-        text = text.replace(f"deliver={begun.deliver!r}, ", "")
-    return hashlib.sha256(text.encode()).digest()[:RUN_ID_BYTES]
+    return hashlib.sha256(f"fedrp-run|{begun}".encode()).digest()[:RUN_ID_BYTES]
 
 
 def simulated_coins(config: RunConfig, round_: int) -> Coins:
