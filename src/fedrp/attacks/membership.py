@@ -1,7 +1,8 @@
 """Membership inference: was this example in the training set? The adversary holds the final model of a run.
 
-Two attacks: the loss itself (Yeom et al. 2018), and the loss less that of reference models which the adversary trains
-on data of its own (difficulty calibration, Watson et al. 2022). The second needs half of the test set as that data.
+Three attacks: the loss itself (Yeom et al. 2018); the loss less that of reference models which the adversary trains on
+data of its own, half of the test set (difficulty calibration, Watson et al. 2022); and, if asked for, the likelihood
+ratio with shadow models (`fedrp.attacks.shadow_models`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedrp.algorithms.table import method_of
-from fedrp.attacks.metrics import area, true_positives_at
+from fedrp.attacks.metrics import area, rate_at
+from fedrp.attacks.shadow_models import OnShadow, likelihood_ratios, paired, require_shadows
 from fedrp.attacks.verdicts import membership_verdict
 from fedrp.config.checks import require
 from fedrp.config.run import Resolved
@@ -35,7 +37,7 @@ Losses = npt.NDArray[np.float64]
 
 _REFERENCE_EPOCHS = 10
 _BATCH = 500
-_FALSE_POSITIVES = 0.01
+_FALSE_POSITIVES, _RARE_FALSE_POSITIVES = 0.01, 0.001
 
 
 class Attack(NamedTuple):
@@ -58,20 +60,37 @@ class Membership:
         return {**self.about, **found, "verdict": membership_verdict(found)}
 
 
-def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> Membership:
-    """Attack the model in a run folder; members are the training examples that the model was trained on."""
+def attack_membership(
+    folder: Path,
+    references: int = 2,
+    data_dir: Path | None = None,
+    shadows: int = 0,
+    on_shadow: OnShadow | None = None,
+) -> Membership:
+    """Attack the model in a run folder; members are the training examples that the model was trained on.
+
+    Args:
+        folder: of a finished run.
+        references: models to train on other data than the run's, for the calibrated attack; 0 leaves it out.
+        data_dir: where data sets are.
+        shadows: runs to train for the likelihood ratio, with the settings of this one; 0 leaves it out.
+        on_shadow: called after each of them.
+    """
     require(references >= 0, "references", references, "a whole number of at least 0")
+    require_shadows(shadows)
     config = Resolved.of(begun_config(folder))
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)
     own = method_of(config).delivers == "client"
-    members = shares[delivering_client(config)] if own else _joined(shares)
+    holders = [delivering_client(config)] if own else range(len(shares))
+    members = _joined([shares[client] for client in holders])
     rng = RunSeed(config.seed).generator("membership")
     outside = examples(task.test, "the test set")
     order = rng.permutation(len(outside.y))
     half = len(order) // 2
     known, strangers = _taken(outside, order[:half]), _taken(outside, order[half:])
-    members = _taken(members, rng.permutation(len(members.y))[: len(strangers.y)])
+    chosen = rng.permutation(len(members.y))[: len(strangers.y)]
+    members = _taken(members, chosen)
     model = _model(folder, task.model)
     inside, beyond = (losses(task.model, model, part) for part in (members, strangers))
     about: dict[str, Any] = {
@@ -93,6 +112,12 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
             for part in (members, strangers)
         )
         attacks["calibrated"] = Attack(calm_in - inside, calm_out - beyond)
+    if shadows:
+        where = np.array([(client, place) for client in holders for place in range(len(shares[client].y))])[chosen]
+        candidates = paired(shares, where[:, 0], where[:, 1], strangers)
+        ratios = likelihood_ratios(model, task, config, candidates, shadows, on_shadow)
+        attacks["likelihood_ratio"] = Attack(ratios.members, ratios.strangers)
+        about |= {"shadows": shadows, "seconds_per_shadow": round(ratios.seconds, 1), "pairs": len(ratios.members)}
     return Membership(about, attacks)
 
 
@@ -108,9 +133,16 @@ def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
 
 
 def _scores(inside: Losses, beyond: Losses) -> dict[str, float]:
-    found = area(inside, beyond)
-    rate = true_positives_at(inside, beyond, _FALSE_POSITIVES)
-    return {"auc": found.auc, "auc_low": found.low, "auc_high": found.high, "tpr_at_1_percent_fpr": rate}
+    found, rate = area(inside, beyond), rate_at(inside, beyond, _FALSE_POSITIVES)
+    return {
+        "auc": found.auc,
+        "auc_low": found.low,
+        "auc_high": found.high,
+        "tpr_at_1_percent_fpr": rate.found,
+        "tpr_low": rate.low,
+        "fpr_high": rate.false_high,
+        "tpr_at_1_per_mille_fpr": rate_at(inside, beyond, _RARE_FALSE_POSITIVES).found,
+    }
 
 
 def _reference(task: Task, config: Resolved, data: Examples, number: int) -> Vector:
