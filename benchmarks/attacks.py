@@ -472,6 +472,7 @@ def render() -> None:
         "links": links_table(results),
         "labels": labels_table(results),
         "membership": membership_table(results),
+        "shadows": shadows_table(results),
         "keys": keys_table(results),
     }
     for name, text in tables.items():

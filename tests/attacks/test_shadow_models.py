@@ -16,6 +16,7 @@ from fedrp.attacks.membership import attack_membership
 from fedrp.attacks.shadow_models import confidences, likelihood_ratios, log_ratios, paired, shadow_settings
 from fedrp.cli import main
 from fedrp.config.run import Resolved
+from fedrp.errors import DataError
 from fedrp.learning.objective import Examples
 from fedrp.learning.task import named_task
 from fedrp.simulation.measures import delivering_client
@@ -143,6 +144,8 @@ def test_pairs_are_of_one_class() -> None:
     labels = [int(shares[c].y[p]) for c, p in zip(candidates.clients, candidates.places, strict=True)]
     assert labels == candidates.strangers.y.tolist()
     assert sorted(labels) == [0, 1, 1, 2]
+    with pytest.raises(DataError, match="no test example is of the class"):
+        paired(shares, clients, places, Examples(few.x, few.y + CLASSES))
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------

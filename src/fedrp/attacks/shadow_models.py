@@ -20,6 +20,7 @@ from fedrp.algorithms.table import method_of
 from fedrp.config.checks import require
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.speed import Speed
+from fedrp.errors import DataError
 from fedrp.learning.layout import ModelFactory, built, load_vector
 from fedrp.learning.objective import Examples
 from fedrp.learning.pixels import floats
@@ -74,6 +75,8 @@ def paired(
         count = min(len(own), len(other))
         members.append(own[:count])
         beside.append(other[:count])
+    if not sum(map(len, members)):
+        raise DataError("no test example is of the class of a training example: no pairs for the likelihood ratio")
     chosen, index = np.concatenate(members), torch.from_numpy(np.concatenate(beside))
     return Candidates(shares, clients[chosen], places[chosen], Examples(floats(strangers.x[index]), strangers.y[index]))
 
