@@ -5,9 +5,8 @@ data of its own, half of the test set (difficulty calibration, Watson et al. 202
 ratio with shadow models (`fedrp.attacks.shadow_models`).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedrp.algorithms.table import method_of
-from fedrp.attacks.metrics import area, rate_at
+from fedrp.attacks.outcome import Attack, Losses, Membership
 from fedrp.attacks.shadow_models import OnShadow, likelihood_ratios, paired, require_shadows
-from fedrp.attacks.verdicts import membership_verdict
 from fedrp.config.checks import require
 from fedrp.config.run import Resolved
 from fedrp.engines.choice import make_trainer
@@ -33,31 +31,8 @@ from fedrp.simulation.measures import delivering_client
 from fedrp.storage.begun import begun_config
 from fedrp.types import Vector
 
-Losses = npt.NDArray[np.float64]
-
 _REFERENCE_EPOCHS = 10
 _BATCH = 500
-_FALSE_POSITIVES, _RARE_FALSE_POSITIVES = 0.01, 0.001
-
-
-class Attack(NamedTuple):
-    """Scores of members and of others, higher where the attack believes in a member."""
-
-    members: Losses
-    others: Losses
-
-
-@dataclass(frozen=True, eq=False)
-class Membership:
-    """What came of the attacks on one model."""
-
-    about: dict[str, Any]  # the run, and who its members are
-    attacks: dict[str, Attack]
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything but the scores."""
-        found = {name: _scores(*attack) for name, attack in self.attacks.items()}
-        return {**self.about, **found, "verdict": membership_verdict(found)}
 
 
 def attack_membership(
@@ -130,19 +105,6 @@ def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
             for batch in (slice(start, start + _BATCH) for start in range(0, len(data.y), _BATCH))
         ]
     return np.asarray(torch.cat(parts).double().numpy())
-
-
-def _scores(inside: Losses, beyond: Losses) -> dict[str, float]:
-    found, rate = area(inside, beyond), rate_at(inside, beyond, _FALSE_POSITIVES)
-    return {
-        "auc": found.auc,
-        "auc_low": found.low,
-        "auc_high": found.high,
-        "tpr_at_1_percent_fpr": rate.found,
-        "tpr_low": rate.low,
-        "fpr_high": rate.false_high,
-        "tpr_at_1_per_mille_fpr": rate_at(inside, beyond, _RARE_FALSE_POSITIVES).found,
-    }
 
 
 def _reference(task: Task, config: Resolved, data: Examples, number: int) -> Vector:
