@@ -195,6 +195,8 @@ MEMBERSHIP = {
     "membership-fwc": RunConfig("fwc"),
 }
 MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5
+SHADOWS = 16  # runs for each of the following: four minutes of one core
+SHADOWED = {"shadows-fedavg": "membership-fedavg"}
 
 
 def inversion(name: str) -> dict[str, Any]:
@@ -216,7 +218,19 @@ def links(name: str) -> dict[str, Any]:
     return {**dataclasses.asdict(LINKS[name][1]), **found._asdict(), "same_class": found.same_class._asdict()}
 
 
+def shadows(name: str) -> dict[str, Any]:
+    """The likelihood ratio on the model of a row of the table of membership."""
+    folder, accuracy = member_run(SHADOWED[name])
+    found = attack_membership(folder, references=0, shadows=SHADOWS).as_json()
+    return {**found, "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+
+
 def membership(name: str) -> dict[str, Any]:
+    folder, accuracy = member_run(name)
+    return {**attack_membership(folder).as_json(), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+
+
+def member_run(name: str) -> tuple[Path, float]:
     """Few examples and many epochs: a model that has had every chance to learn its members by heart."""
     mini = load_dataset("mnist-mini")
     data = WORK / "few.npz"
@@ -232,8 +246,7 @@ def membership(name: str) -> dict[str, Any]:
     )
     folder = WORK / f"{name}-run"
     shutil.rmtree(folder, ignore_errors=True)
-    accuracy = simulate(config, named_task(config), out=folder).as_json()["accuracy"]
-    return {**attack_membership(folder).as_json(), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+    return folder, float(simulate(config, named_task(config), out=folder).as_json()["accuracy"])
 
 
 def labels(name: str) -> dict[str, Any]:
@@ -258,6 +271,7 @@ JOBS: dict[str, Callable[[str], dict[str, Any]]] = {
     **dict.fromkeys(LINKS, links),
     **dict.fromkeys(LABELS, labels),
     **dict.fromkeys(MEMBERSHIP, membership),
+    **dict.fromkeys(SHADOWED, shadows),
     "keys": keys,
 }
 
@@ -365,6 +379,22 @@ def membership_table(results: dict[str, Any]) -> str:
     return table(header, lines)
 
 
+def shadows_table(results: dict[str, Any]) -> str:
+    """One attack a line, on the same pairs as far as that can be."""
+    lines = []
+    for name in SHADOWED:
+        r = results[name]
+        for attack, title in (("loss", "loss"), ("likelihood_ratio", f"likelihood ratio, {r['shadows']} shadow runs")):
+            own = r[attack]
+            lines.append(
+                [
+                    *(r["algorithm"], title, f"{own['auc']:.3f} ({own['auc_low']:.3f}..{own['auc_high']:.3f})"),
+                    *(f"{100 * own[f'tpr_at_1_{rate}_fpr']:.1f}" for rate in ("percent", "per_mille")),
+                ]
+            )
+    return table(["algorithm", "attack", "AUC (95 %)", "found % at 1 %", "at 0.1 %"], lines)
+
+
 def keys_table(results: dict[str, Any]) -> str:
     r = results["keys"]
     days = r["hours_for_all_32_bit_seeds"] / 24
@@ -442,6 +472,7 @@ def render() -> None:
         "links": links_table(results),
         "labels": labels_table(results),
         "membership": membership_table(results),
+        "shadows": shadows_table(results),
         "keys": keys_table(results),
     }
     for name, text in tables.items():

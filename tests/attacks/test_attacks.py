@@ -17,7 +17,7 @@ from fedrp.attacks.figures import write
 from fedrp.attacks.inversion import Effort
 from fedrp.attacks.keysearch import ROWS, keyed_guess, search, seeded_guess, seeded_matrix, typical_size
 from fedrp.attacks.membership import attack_membership
-from fedrp.attacks.metrics import area, matched, psnr, roc, ssim, true_positives_at
+from fedrp.attacks.metrics import area, matched, psnr, rate_at, roc, ssim
 from fedrp.attacks.observations import angles, find_observations, opened_keys
 from fedrp.attacks.outcome import Scenario
 from fedrp.attacks.record import record
@@ -312,7 +312,10 @@ def test_area_counts_pairs() -> None:
     assert area(np.array([2.0, 3.0]), np.array([1.0, 2.0])).auc == pytest.approx((1 + 0.5 + 1 + 1) / 4)
     assert area(np.array([2.0]), np.array([1.0])) == (1, 1, 1)
     scores = np.arange(1000.0)
-    assert true_positives_at(scores, scores, 0.01) == pytest.approx(0.01)
+    rate = rate_at(scores, scores, 0.01)
+    assert rate.found == pytest.approx(0.01)
+    # Clopper and Pearson of 10 in 1,000: beta quantiles, as in tables
+    assert (rate.low, rate.false_high) == pytest.approx((0.0048, 0.0183), abs=1e-4)
 
 
 def test_a_curve_has_the_area_that_is_stated() -> None:
@@ -362,16 +365,25 @@ def test_the_verdicts_fit_what_the_page_says_of_kept_attacks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("auc", "low", "told"),
+    ("auc", "low", "sure", "told"),
     [
-        (0.60, 0.55, "MEMBERS TOLD FROM OTHERS: AUC 0.600 (0.550 to 0.650, second); 4.0% of members named at 1 %"),
-        (0.53, 0.51, "members hardly told from others, training and test set may just differ: AUC 0.530"),
-        (0.52, 0.49, "members not told from others: AUC 0.520 (0.490 to 0.550, second), 0.5 is guessing"),
+        (
+            0.60,
+            0.55,
+            0.01,
+            "MEMBERS TOLD FROM OTHERS: AUC 0.600 (0.550 to 0.650, second); 4.0% of members named at 1 %",
+        ),
+        (0.53, 0.51, 0.01, "members hardly told from others, training and test set may just differ: AUC 0.530"),
+        (0.52, 0.49, 0.01, "members not told from others: AUC 0.520 (0.490 to 0.550, second), 0.5 is guessing"),
+        (0.52, 0.49, 0.05, "SOME MEMBERS TOLD FROM OTHERS: 4.0% of members named at 1 % false alarms, 0.5% at 0.1 %"),
+        (0.60, 0.55, 0.05, "MEMBERS TOLD FROM OTHERS"),
     ],
 )
-def test_membership_is_told_beyond_chance_and_beyond_a_shift(auc: float, low: float, told: str) -> None:
-    best = {"auc": auc, "auc_low": low, "auc_high": 2 * auc - low, "tpr_at_1_percent_fpr": 0.04}
-    assert membership_verdict({"first": {**best, "auc": 0.5}, "second": best}).startswith(told)
+def test_membership_is_told_beyond_chance_and_beyond_a_shift(auc: float, low: float, sure: float, told: str) -> None:
+    best = {"auc": auc, "auc_low": low, "auc_high": 2 * auc - low}
+    rates = {"tpr_at_1_percent_fpr": 0.04, "tpr_low": sure, "fpr_high": 0.02, "tpr_at_1_per_mille_fpr": 0.005}
+    first = {**best, **rates, "auc": 0.5, "tpr_low": 0.0}
+    assert membership_verdict({"first": first, "second": best | rates}).startswith(told)
 
 
 # --- membership ------------------------------------------------------------------------------------------------------
@@ -494,6 +506,11 @@ def test_inversion_prints_one_object(capsys: pytest.CaptureFixture[str], tmp_pat
         (["inversion", "--iterations=0"], "iterations=0 is not valid"),
         (["inversion", "--smoothness=nan"], "smoothness=nan is not valid: expected a number of at least 0"),
         (["membership", "/nowhere", "--references=-1"], "references=-1 is not valid"),
+        (
+            ["membership", "/nowhere", "--shadows=2"],
+            "shadows=2 is not valid: expected 0, or an even number of at least 4",
+        ),
+        (["membership", "/nowhere", "--shadows=5"], "shadows=5 is not valid"),
         (["membership", "/nowhere"], "/nowhere is not the folder of a run"),
         (["key-search", "--bits=33"], "bits=33 is not valid"),
     ],

@@ -43,6 +43,7 @@ def test_every_table_belongs_to_something_that_can_be_run(results: ModuleType) -
         "growth",
         "memory",
         "peers",
+        "per-example",
         "privacy",
         "profile",
         "simulator",

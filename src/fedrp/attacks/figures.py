@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedrp.attacks.membership import Membership
 from fedrp.attacks.metrics import Curve, Images, roc
-from fedrp.attacks.outcome import Outcome
+from fedrp.attacks.outcome import Membership, Outcome
 from fedrp.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 """Membership inference: was this example in the training set? The adversary holds the final model of a run.
 
-Two attacks: the loss itself (Yeom et al. 2018), and the loss less that of reference models which the adversary trains
-on data of its own (difficulty calibration, Watson et al. 2022). The second needs half of the test set as that data.
+Three attacks: the loss itself (Yeom et al. 2018); the loss less that of reference models which the adversary trains on
+data of its own, half of the test set (difficulty calibration, Watson et al. 2022); and, if asked for, the likelihood
+ratio with shadow models (`fedrp.attacks.shadow_models`).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from fedrp.algorithms.table import method_of
-from fedrp.attacks.metrics import area, true_positives_at
-from fedrp.attacks.verdicts import membership_verdict
+from fedrp.attacks.outcome import Attack, Losses, Membership
+from fedrp.attacks.shadow_models import OnShadow, likelihood_ratios, paired, require_shadows
 from fedrp.config.checks import require
 from fedrp.config.run import Resolved
 from fedrp.engines.choice import make_trainer
@@ -32,47 +32,41 @@ from fedrp.simulation.measures import delivering_client
 from fedrp.storage.begun import begun_config
 from fedrp.types import Vector
 
-Losses = npt.NDArray[np.float64]
-
 _REFERENCE_EPOCHS = 10
 _BATCH = 500
-_FALSE_POSITIVES = 0.01
 
 
-class Attack(NamedTuple):
-    """Scores of members and of others, higher where the attack believes in a member."""
+def attack_membership(
+    folder: Path,
+    references: int = 2,
+    data_dir: Path | None = None,
+    shadows: int = 0,
+    on_shadow: OnShadow | None = None,
+) -> Membership:
+    """Attack the model in a run folder; members are the training examples that the model was trained on.
 
-    members: Losses
-    others: Losses
-
-
-@dataclass(frozen=True, eq=False)
-class Membership:
-    """What came of the attacks on one model."""
-
-    about: dict[str, Any]  # the run, and who its members are
-    attacks: dict[str, Attack]
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything but the scores."""
-        found = {name: _scores(*attack) for name, attack in self.attacks.items()}
-        return {**self.about, **found, "verdict": membership_verdict(found)}
-
-
-def attack_membership(folder: Path, references: int = 2, data_dir: Path | None = None) -> Membership:
-    """Attack the model in a run folder; members are the training examples that the model was trained on."""
+    Args:
+        folder: of a finished run.
+        references: models to train on other data than the run's, for the calibrated attack; 0 leaves it out.
+        data_dir: where data sets are.
+        shadows: runs to train for the likelihood ratio, with the settings of this one; 0 leaves it out.
+        on_shadow: called after each of them.
+    """
     require(references >= 0, "references", references, "a whole number of at least 0")
+    require_shadows(shadows)
     config = Resolved.of(begun_config(folder))
     task = named_task(config, data_dir)
     shares = split_among_clients(task, config)
     own = method_of(config).delivers == "client" and not averages(config)
-    members = shares[delivering_client(config)] if own else _joined(shares)
+    holders = [delivering_client(config)] if own else range(len(shares))
+    members = _joined([shares[client] for client in holders])
     rng = RunSeed(config.seed).generator("membership")
     outside = examples(task.test, "the test set")
     order = rng.permutation(len(outside.y))
     half = len(order) // 2
     known, strangers = _taken(outside, order[:half]), _taken(outside, order[half:])
-    members = _taken(members, rng.permutation(len(members.y))[: len(strangers.y)])
+    chosen = rng.permutation(len(members.y))[: len(strangers.y)]
+    members = _taken(members, chosen)
     model = _model(folder, task.model)
     inside, beyond = (losses(task.model, model, part) for part in (members, strangers))
     about: dict[str, Any] = {
@@ -94,6 +88,12 @@ def attack_membership(folder: Path, references: int = 2, data_dir: Path | None =
             for part in (members, strangers)
         )
         attacks["calibrated"] = Attack(calm_in - inside, calm_out - beyond)
+    if shadows:
+        where = np.array([(client, place) for client in holders for place in range(len(shares[client].y))])[chosen]
+        candidates = paired(shares, where[:, 0], where[:, 1], strangers)
+        ratios = likelihood_ratios(model, task, config, candidates, shadows, on_shadow)
+        attacks["likelihood_ratio"] = Attack(ratios.members, ratios.strangers)
+        about |= {"shadows": shadows, "seconds_per_shadow": round(ratios.seconds, 1), "pairs": len(ratios.members)}
     return Membership(about, attacks)
 
 
@@ -106,12 +106,6 @@ def losses(factory: ModelFactory, model: Vector, data: Examples) -> Losses:
             for batch in (slice(start, start + _BATCH) for start in range(0, len(data.y), _BATCH))
         ]
     return np.asarray(torch.cat(parts).double().numpy())
-
-
-def _scores(inside: Losses, beyond: Losses) -> dict[str, float]:
-    found = area(inside, beyond)
-    rate = true_positives_at(inside, beyond, _FALSE_POSITIVES)
-    return {"auc": found.auc, "auc_low": found.low, "auc_high": found.high, "tpr_at_1_percent_fpr": rate}
 
 
 def _reference(task: Task, config: Resolved, data: Examples, number: int) -> Vector:

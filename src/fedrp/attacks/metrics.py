@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import gaussian_filter
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import rankdata
+from scipy.stats import binomtest, rankdata
 
 Images = npt.NDArray[np.float64]  # (N, C, H, W), values from 0 to 1
 
@@ -74,8 +74,22 @@ def roc(positive: npt.NDArray[np.float64], negative: npt.NDArray[np.float64]) ->
     return Curve(*(np.concatenate([[0.0], share[::-1]]) for share in shares))
 
 
-def true_positives_at(
-    positive: npt.NDArray[np.float64], negative: npt.NDArray[np.float64], false_positives: float
-) -> float:
-    """The share of positives found by the threshold that wrongly names the given share of negatives."""
-    return float(np.mean(positive > np.quantile(negative, 1 - false_positives)))
+class Rate(NamedTuple):
+    """Positives that a threshold finds, and what is known of it beyond these scores (Clopper and Pearson, 95 %)."""
+
+    found: float  # of all positives
+    low: float  # at least, in the long run
+    false_high: float  # of negatives that it names wrongly: at most, in the long run
+
+
+def rate_at(positive: npt.NDArray[np.float64], negative: npt.NDArray[np.float64], false_positives: float) -> Rate:
+    """What is found by the threshold that wrongly names the given share of negatives."""
+    threshold = np.quantile(negative, 1 - false_positives)
+    (right, low, _), (_, _, high) = (_share(group > threshold) for group in (positive, negative))
+    return Rate(right, low, high)
+
+
+def _share(named: npt.NDArray[np.bool_]) -> tuple[float, float, float]:
+    """A share and its 95 % interval."""
+    interval = binomtest(int(named.sum()), len(named)).proportion_ci()
+    return float(named.mean()), float(interval.low), float(interval.high)

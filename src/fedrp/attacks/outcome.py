@@ -1,4 +1,4 @@
-"""Records of an attack on images: who attacks what, and what came of it."""
+"""Records of attacks on images and on membership: who attacks what, and what came of it."""
 
 import dataclasses
 from collections import Counter
@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedrp.attacks.inversion import Effort
-from fedrp.attacks.metrics import Images
+from fedrp.attacks.metrics import Images, area, rate_at
 from fedrp.attacks.target_models import SMOOTH
-from fedrp.attacks.verdicts import image_verdict
+from fedrp.attacks.verdicts import image_verdict, membership_verdict
 from fedrp.attacks.view import ADVERSARIES
 from fedrp.config.checks import require, require_choice
 from fedrp.errors import ConfigError
+
+Losses = npt.NDArray[np.float64]
+
+_FALSE_POSITIVES, _RARE_FALSE_POSITIVES = 0.01, 0.001
 
 
 @dataclass(frozen=True)
@@ -115,3 +120,39 @@ class Outcome:
 def mean(values: Any) -> float:
     """The mean, as a number that JSON can hold."""
     return float(np.mean(values))
+
+
+# --- membership ------------------------------------------------------------------------------------------------------
+
+
+class Attack(NamedTuple):
+    """Scores of members and of others, higher where the attack believes in a member."""
+
+    members: Losses
+    others: Losses
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """What came of the attacks on one model."""
+
+    about: dict[str, Any]  # the run, and who its members are
+    attacks: dict[str, Attack]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the scores."""
+        found = {name: _scores(*attack) for name, attack in self.attacks.items()}
+        return {**self.about, **found, "verdict": membership_verdict(found)}
+
+
+def _scores(inside: Losses, beyond: Losses) -> dict[str, float]:
+    found, rate = area(inside, beyond), rate_at(inside, beyond, _FALSE_POSITIVES)
+    return {
+        "auc": found.auc,
+        "auc_low": found.low,
+        "auc_high": found.high,
+        "tpr_at_1_percent_fpr": rate.found,
+        "tpr_low": rate.low,
+        "fpr_high": rate.false_high,
+        "tpr_at_1_per_mille_fpr": rate_at(inside, beyond, _RARE_FALSE_POSITIVES).found,
+    }

@@ -80,18 +80,20 @@ def attack_inversion(data_dir: Path | None, out: Path | None, as_json: bool, **g
 
 @attack.command("membership")
 @click.argument("run_folder", type=click.Path(path_type=Path))
-@click.option("--references", default=2, show_default=True, help="reference models to train; 0 for the plain loss only")
+@click.option("--references", default=2, show_default=True, help="reference models to train, for the calibrated loss")
+@click.option("--shadows", default=0, show_default=True, help="runs like this one to train, for the likelihood ratio")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="data folder (also FEDRP_DATA)")
 @click.option("--out", type=click.Path(path_type=Path), help="folder for roc.png and result.json")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def attack_membership_of(
-    run_folder: Path, references: int, data_dir: Path | None, out: Path | None, as_json: bool
+    run_folder: Path, references: int, shadows: int, data_dir: Path | None, out: Path | None, as_json: bool
 ) -> None:
     """Tell members of the training set from others by the final model in RUN_FOLDER."""
     from fedrp.attacks.figures import write_membership
     from fedrp.attacks.membership import attack_membership
 
-    outcome = attack_membership(run_folder, references, data_dir)
+    with counting("shadow runs") as on_shadow:
+        outcome = attack_membership(run_folder, references, data_dir, shadows, on_shadow)
     if out:
         write_membership(outcome, out)
     _print_object(outcome.as_json(), as_json)
