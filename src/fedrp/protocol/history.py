@@ -1,20 +1,14 @@
 """What a packet tells a client of past rounds: aggregates, and rounds that were given up."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.errors import ProtocolError
-from fedrp.mechanisms.base import Reach
+from fedrp.mechanisms.reachable import require_reachable
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import Vector
-
-_CHUNK = 1 << 20
-_ROUNDING = 1e-5  # relative; sums are rounded to float32
 
 
 class Past(NamedTuple):
@@ -55,27 +49,3 @@ def past_rounds(
             require_reachable(aggregate, pipeline.reach(past, size), past)
             rounds.append(Past(past, aggregate))
     return rounds
-
-
-def require_reachable(aggregate: Vector, reach: Reach, round_: int) -> None:
-    """Refuse an aggregate that no cohort of honest clients can have made.
-
-    Raises:
-        ProtocolError: it is too large.
-    """
-    for measure, limit, what in ((_largest, reach.number, "a number"), (_norm, reach.norm, "a norm")):
-        found = 0.0 if math.isinf(limit) else measure(aggregate)
-        if found > limit * (1 + _ROUNDING):
-            raise ProtocolError(
-                f"the aggregate of round {round_} has {what} of {found:.3g}, honest clients reach {limit:.3g} at most: "
-                "a client sent garbage, or the server lies"
-            )
-
-
-def _largest(aggregate: Vector) -> float:
-    return float(np.abs(aggregate).max(initial=0.0))
-
-
-def _norm(aggregate: Vector) -> float:
-    parts = (aggregate[start : start + _CHUNK] for start in range(0, aggregate.size, _CHUNK))
-    return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))

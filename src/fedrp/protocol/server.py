@@ -19,8 +19,8 @@ from fedrp.means import divided, trimmed_mean
 from fedrp.mechanisms import cohort, quorum
 from fedrp.mechanisms.base import Numbers
 from fedrp.mechanisms.cohort import Coins
+from fedrp.mechanisms.reachable import require_reachable
 from fedrp.protocol import wire
-from fedrp.protocol.history import require_reachable
 from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.server_state import (
     Dealt,

@@ -22,7 +22,8 @@ from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.outlook import Outlook, announced_outlook
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
+from fedrp.algorithms.statements import stated
+from fedrp.algorithms.table import ALGORITHMS, BASELINES
 from fedrp.backends.choice import open_backend
 from fedrp.backends.workers import Backend
 from fedrp.config.checks import require_choice
@@ -37,7 +38,7 @@ from fedrp.learning.preflight import preflight, require_device
 from fedrp.learning.task import Task, examples, split_already, split_among_clients
 from fedrp.mechanisms.cohort import Coins
 from fedrp.privacy.guarantee import Guarantee
-from fedrp.privacy.ledger import delta_warnings, statements
+from fedrp.privacy.ledger import delta_warnings
 from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import begin, rounds
@@ -114,10 +115,10 @@ def simulate(
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
     parts, owners = list(setup.data.values()), list(split_already(task))
-    device, finite = torch.device(speed.device), not (setup.config.private or setup.config.ball)
+    device, finite = torch.device(speed.device), not setup.config.tolerant
     require_images(setup.config.augment, parts, owners)
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
-    privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
+    privacy = stated(setup.config, [len(part.y) for part in parts])
     outlook = announced_outlook(setup.config, layout.size, task.model)
     records: list[RoundRecord] = []
     best: Best | None = None
