@@ -128,7 +128,8 @@ def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) 
     kind = question.metadata.message_type
     if kind == HELLO:
         _preflight(desk)
-    terms = Terms.of(desk.bench.config, weight_of(desk.bench, desk.site), _data_name(context.node_config))
+    weight, records = weight_of(desk.bench, desk.site), len(desk.site.data.y)
+    terms = Terms.of(desk.bench.config, weight, _data_name(context.node_config), records)
     begin(desk.folder, desk.context.index, terms, desk.caps)
     with desk.folder.lock():
         _state_privacy(desk)

@@ -24,6 +24,16 @@ def headline(ledger: Sequence[Guarantee]) -> Guarantee | None:
     return max(real, key=lambda item: item.epsilon or 0.0, default=None)
 
 
+def by_unit(ledger: Sequence[Guarantee]) -> dict[str, float | None]:
+    """The largest epsilon over all adversaries that records are promised, and clients; None: one has no guarantee."""
+    real = [item for item in ledger if item.adversary.real]
+    found: dict[str, float | None] = {}
+    for unit in dict.fromkeys(item.adjacency.unit for item in real):
+        worst = [item.epsilon for item in real if item.adjacency.unit == unit]
+        found[unit] = None if None in worst else max(epsilon or 0.0 for epsilon in worst)
+    return found
+
+
 def delta_warnings(ledger: Iterable[Guarantee], clients: int, records: int) -> tuple[str, ...]:
     """What to say of a delta that is too large for how many there are of whom the neighbours differ in one."""
     texts = []

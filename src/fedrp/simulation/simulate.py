@@ -43,6 +43,7 @@ from fedrp.projection import kernels
 from fedrp.protocol import server as server_side
 from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import Server, new_server
+from fedrp.records.promise import site_plans
 from fedrp.reporting.progress import Show, asked_for
 from fedrp.rng import RunSeed
 from fedrp.simulation.alone import Alone, LoneClients
@@ -258,6 +259,7 @@ def _finish(
         records=tuple(records),
         last_traffic=course.last_traffic(),
         privacy=privacy,
+        sites=tuple(site_plans(setup.config, [len(part.y) for part in setup.data.values()])),
         warnings=delta_warnings(privacy, setup.config.clients, examples_held),
         outlook=outlook,
         model=model,
