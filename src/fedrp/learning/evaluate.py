@@ -29,7 +29,8 @@ _TAKEN = """
     bytes_framing_down bytes_framing_down_total bytes_framing_up bytes_framing_up_total bytes_keys_down
     bytes_keys_down_total bytes_keys_per_client bytes_keys_up bytes_keys_up_total bytes_payload_down
     bytes_payload_up bytes_up bytes_up_total client clients clip consensus_bound dataset delivered_round delta
-    dim dp_unit dropped epsilon epsilon_by_unit evaluation_seconds event finished goal headline history images_per_second local_epochs
+    dim dp_unit dropped epsilon epsilon_by_unit evaluation_seconds event finished goal headline history
+    images_per_second local_epochs
     loss lr model momentum name noise_multiplier outlook parameters participants participation partition peak_rss_mb
     privacy projection rho role round rounds rounds_done run seconds seconds_per_round secure_aggregation seed
     signal_to_noise sites time train_examples updated warnings
