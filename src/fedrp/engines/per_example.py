@@ -4,7 +4,8 @@ An example's own loss is that of a batch that holds nothing else, so it does not
 There are three ways to the same rows; none has rules for single layers here:
 
 - `func`, torch.func: `vmap` over `grad`. The default: it takes any layer that `vmap` takes, no example can reach the
-  row of another, and it was at least as fast as Opacus for all bundled models (`benchmarks/per_example.py`).
+  row of another, and it was at least as fast as Opacus for all bundled models (`benchmarks/per_example.py`). Its
+  first use in a process loads 75 MB of torch's own code.
 - `opacus`, its `GradSampleModule`: a second opinion by other code. Only for layers that it has rules for; right where
   each of them sees the examples in its first dimension, and images in torch's usual memory order (1.6 takes others
   wrongly without a word).
