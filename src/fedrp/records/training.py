@@ -16,7 +16,7 @@ import torch
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.augment import require_images, taken, versions
 from fedrp.engines.descent import advance, learning_rates
-from fedrp.engines.per_example import PerExample
+from fedrp.engines.per_example import PerExample, per_example
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
 from fedrp.learning.trainer import LocalModel
 from fedrp.mechanisms.noise import add_noise
@@ -76,13 +76,13 @@ class RecordTrainer:
         objective: Objective = PLAIN,
     ) -> Stack:
         """Take the steps of a round from `start` (k x d) and return the variables reached (k x d)."""
+        gradients = per_example(self.model)
         begin, reached = on_device(start, self.model.device), np.empty_like(start)
         require_images(sgd.augment, data)
-        self.model.module.train()
-        with torch.random.fork_rng(devices=[]):
-            for row, (part, protection) in enumerate(zip(data, self.protection, strict=True)):
-                client = _Client(self, part.on(self.model.device), protection, sgd, objective, row)
-                reached[row] = client.descend(begin[row : row + 1]).cpu().numpy()
+        for row, (part, own) in enumerate(zip(data, self.protection, strict=True)):
+            here = part.on(self.model.device)
+            client = _Client(gradients, self.microbatch, here, own, sgd, objective, row)
+            reached[row] = client.descend(begin[row : row + 1]).cpu().numpy()
         return reached
 
 
@@ -90,7 +90,8 @@ class RecordTrainer:
 class _Client:
     """A client in a round."""
 
-    trainer: RecordTrainer
+    gradients: PerExample
+    microbatch: int
     data: Examples
     own: RecordNoise
     sgd: LocalSGD
@@ -112,9 +113,8 @@ class _Client:
     def _noised_mean(self, weights: torch.Tensor, step: int, clip: float, size: int) -> tuple[Precise, float]:
         """The noised sum of a batch over its expected size, and the C of the next step."""
         total, below = torch.zeros(size, dtype=torch.float64, device=weights.device), 0.0
-        batch = self._batch(step)
-        torch.random.manual_seed(_word(self._secret("layers", step)) >> 1)
-        for gradients in PerExample(self.trainer.model).gradients(weights, *batch, self.trainer.microbatch):
+        seed = int(self._secret("layers", step).keystream(8).view("<u8")[0]) >> 1
+        for gradients in self.gradients.gradients(weights, *self._batch(step), self.microbatch, seed):
             mapped = gradients if self.objective.project is None else self.objective.project(gradients)
             bounded, short = clipped_rows(mapped, clip)
             total += bounded.sum(dim=0, dtype=torch.float64)
@@ -164,7 +164,3 @@ def clipped_rows(vectors: torch.Tensor, bound: float) -> tuple[torch.Tensor, flo
     step = 2.0 ** (math.floor(math.log2(bound)) - _SUM_BITS)
     whole = torch.where(usable[:, None], vectors, 0.0).mul_(scale[:, None] / step).trunc_().mul_(step)
     return whole, float((norms <= bound).sum())
-
-
-def _word(secret: SecretKey) -> int:
-    return int(secret.keystream(8).view("<u8")[0])
