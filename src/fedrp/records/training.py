@@ -6,9 +6,9 @@ noise come from the client's own secret. The rest of a step, momentum and penalt
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ import torch
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.augment import require_images, taken, versions
 from fedrp.engines.descent import advance, learning_rates
-from fedrp.engines.per_example import PerExample, per_example
+from fedrp.engines.per_example import per_example
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
+from fedrp.learning.pixels import Inputs
 from fedrp.learning.trainer import LocalModel
 from fedrp.mechanisms.noise import add_noise
 from fedrp.privacy.noise import update_noise_multiplier
@@ -81,16 +82,25 @@ class RecordTrainer:
         require_images(sgd.augment, data)
         for row, (part, own) in enumerate(zip(data, self.protection, strict=True)):
             here = part.on(self.model.device)
-            client = _Client(gradients, self.microbatch, here, own, sgd, objective, row)
+            client = SiteRound(gradients, self.microbatch, here, own, sgd, objective, row)
             reached[row] = client.descend(begin[row : row + 1]).cpu().numpy()
         return reached
 
 
-@dataclass(frozen=True)
-class _Client:
-    """A client in a round."""
+class Gradients(Protocol):
+    """What gives the gradients of single examples: `PerExample`, or what an audit puts in its place."""
 
-    gradients: PerExample
+    def gradients(
+        self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, microbatch: int, seed: int
+    ) -> Iterator[torch.Tensor]:
+        """See `fedrp.engines.per_example.PerExample.gradients`."""
+
+
+@dataclass(frozen=True)
+class SiteRound:
+    """A client in a round. What leaves `noised_mean` is all that the rest of the world gets of its records."""
+
+    gradients: Gradients
     microbatch: int
     data: Examples
     own: RecordNoise
@@ -99,18 +109,19 @@ class _Client:
     row: int  # that the objective knows it by
 
     def descend(self, begin: torch.Tensor) -> torch.Tensor:
+        """The variables (d,) after all steps of the round."""
         rows, variables, velocity = slice(self.row, self.row + 1), begin.clone(), torch.zeros_like(begin)
         count, clip = self.own.steps.of_a_round, self.own.clip
         sgd = self.sgd._replace(grad_clip=0.0)  # single gradients are clipped, and the noised mean is long by noise
         rate = learning_rates([count], sgd, self.objective, begin)
         for step in range(count):
             weights = variables if self.objective.weights is None else self.objective.weights(variables, rows)
-            mean, clip = self._noised_mean(weights[0], step, clip, variables.shape[1])
+            mean, clip = self.noised_mean(weights[0], step, clip, variables.shape[1])
             noised = torch.from_numpy(mean.astype(np.float32)[None]).to(variables.device)
             advance(variables, velocity, self.objective.gradient(variables, noised, rows), rate, sgd)
         return variables[0]
 
-    def _noised_mean(self, weights: torch.Tensor, step: int, clip: float, size: int) -> tuple[Precise, float]:
+    def noised_mean(self, weights: torch.Tensor, step: int, clip: float, size: int) -> tuple[Precise, float]:
         """The noised sum of a batch over its expected size, and the C of the next step."""
         total, below = torch.zeros(size, dtype=torch.float64, device=weights.device), 0.0
         seed = int(self._secret("layers", step).keystream(8).view("<u8")[0]) >> 1

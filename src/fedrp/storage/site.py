@@ -131,8 +131,8 @@ class SiteFolder:
         """
         try:
             begun = json.loads(self._terms_file.read_text())
-            data, records = str(begun.get("data", unnamed)), int(begun.get("records", 1))
-            return Terms(dict(begun["config"]), int(begun["weight"]), data, records)
+            settings, weight = dict(begun["config"]), int(begun["weight"])
+            return Terms(settings, weight, str(begun.get("data", unnamed)), int(begun.get("records", 1)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SiteError(f"{self._terms_file} is damaged ({error!r}): {_SIT_OUT}") from None
 
