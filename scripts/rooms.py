@@ -29,7 +29,7 @@ ROOMS = {
     "stacking": "many models computed as one",
     "learning": "one client's data and model",
     "engines": "local training, one client or several as one",
-    "records": "each record's part in a local step: clip, noise, what they are worth",
+    "records": "one record's part in a local step",
     "algorithms": "what is computed and what is released",
     "protocol": "bytes in, bytes out",
     "storage": "what survives a crash",

@@ -38,6 +38,7 @@ from fedrp.privacy.numerics import binomial
 from fedrp.records.steps import LocalSteps
 from fedrp.records.training import Gradients, RecordNoise, SiteRound
 from fedrp.rng import RunSeed
+from fedrp.types import KEY_BYTES
 
 PUSH = 1e3  # length of a canary: far beyond the clip
 _CLIP = 1.0
@@ -126,10 +127,9 @@ def audit_records(
     each = 1 - (1 - confidence) / 5  # five bounds hold together
     scores: dict[str, list[tuple[float, float]]] = {"alone": [], "company": []}
     for trial in range(trials):
-        keys = SecretKey(RunSeed(seed).generator("audit", trial).bytes(32))
+        rng = RunSeed(seed).generator("audit", trial)
         for name, found in scores.items():
-            worlds = (claim.score(name == "company", there, keys.derive(f"{name} {there}")) for there in (True, False))
-            found.append((next(worlds), next(worlds)))
+            found.append((claim.score(name == "company", True, rng), claim.score(name == "company", False, rng)))
         if on_trial:
             on_trial(trial + 1)
     games = {name: _bounds(steps, np.array(found).T, delta, each) for name, found in scores.items()}
@@ -153,7 +153,7 @@ class _Claim:
     noise_multiplier: float
     fault: RecordFault
 
-    def score(self, company: bool, there: bool, secret: SecretKey) -> float:
+    def score(self, company: bool, there: bool, rng: np.random.Generator) -> float:
         """The log-likelihood ratio of a run, of the canary's part in what every step gave."""
         size = _COMPANY if company else _ALONE
         records = torch.zeros(self.steps.records - 1 + there, size)
@@ -161,7 +161,7 @@ class _Claim:
             records[there:, 0] = -2 * _CLIP / max(1.0, self.steps.rate * len(records))
         if there:
             records[0, 0] = PUSH
-        return float(self._likelihood(self._sums(records, secret)[:, 0]))
+        return float(self._likelihood(self._sums(records, rng)[:, 0]))
 
     def one_run(self, canaries: int, delta: float, confidence: float, seed: RunSeed) -> float:
         """A lower bound on epsilon by guessing the coins of many canaries of one run."""
@@ -170,10 +170,10 @@ class _Claim:
         records = torch.zeros(self.steps.records - int((~there).sum()), canaries)
         for row, direction in enumerate(np.flatnonzero(there)):
             records[row, direction] = PUSH
-        sums = self._sums(records, SecretKey(rng.bytes(32)))
+        sums = self._sums(records, rng)
         return guessed_epsilon(np.array([self._likelihood(column) for column in sums.T]), there, delta, confidence)
 
-    def _sums(self, records: torch.Tensor, secret: SecretKey) -> FloatArray:
+    def _sums(self, records: torch.Tensor, rng: np.random.Generator) -> FloatArray:
         """What every step gives (steps x d), times the expected size of a batch: a noised sum."""
         model = _model(records.shape[1])
         gradients: Gradients = per_example(model)
@@ -187,8 +187,8 @@ class _Claim:
         share *= {RecordFault.NO_NOISE: 0.0, RecordFault.HALF_NOISE: 0.5}.get(self.fault, 1.0)
         weights, found = torch.zeros(records.shape[1]), []
         data = Examples(records, torch.zeros(len(records)))
-        for round_ in range(self.steps.rounds):
-            own = RecordNoise(runs, clip, share * self.noise_multiplier, 0.0, secret.derive(f"round {round_}"))
+        for _ in range(self.steps.rounds):
+            own = RecordNoise(runs, clip, share * self.noise_multiplier, 0.0, SecretKey(rng.bytes(KEY_BYTES)))
             site = SiteRound(gradients, max(1, len(records)), data, own, _SGD, PLAIN, 0)
             for step in range(self.steps.of_a_round):
                 mean, _ = site.noised_mean(weights, step, clip, len(weights))

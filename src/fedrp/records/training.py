@@ -152,7 +152,7 @@ class SiteRound:
         return scale * float(self._secret("count", step).fine_normals(1)[0])
 
     def _secret(self, purpose: str, step: int) -> SecretKey:
-        return self.own.secret.derive(f"{purpose} of step {step}")
+        return self.own.secret.derive(f"step/{purpose}/{step}")
 
 
 def sampled(coins: SecretKey, records: int, rate: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
