@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -315,3 +316,14 @@ def test_settings_come_back_from_what_is_stored() -> None:
 
 def test_plans_need_no_noise_for_records_elsewhere() -> None:
     assert site_plans(resolved(RunConfig(algorithm="fedavg"), 83), [3]) == []
+
+
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(task: Task, tmp_path: Path) -> None:
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    whole = simulate(config(), task, Speed(workers=1))
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config(), task, Speed(workers=1), out=tmp_path / "run", on_round=cut_off)
+    resumed = simulate(config(), task, Speed(workers=1), out=tmp_path / "run", resume=True)
+    assert resumed.model.tobytes() == whole.model.tobytes()
