@@ -68,6 +68,7 @@ def test_resolved_settings_have_no_none() -> None:
     assert {name: getattr(config, name) for name in NULLABLE if getattr(config, name)} == {
         "lr": 0.1,
         "quorum": 0.5,
+        "dp_noise": "shared",
         "bits": 32.0,
         "bits_down": 32.0,
     }
@@ -81,7 +82,7 @@ def test_resolved_settings_have_no_none() -> None:
         {},
         {"server_momentum": 0.0},
         {"quorum": 0.5},
-        {"clip": 0.3, "noise_multiplier": 0.0, "quorum": 0.5, "server_momentum": 0.0},
+        {"clip": 0.3, "noise_multiplier": 0.0, "quorum": 0.5, "dp_noise": "shared", "server_momentum": 0.0},
         {"clip": 0.3, "noise_multiplier": 1.1, "clip_quantile": 0.5, "quorum": 1.0},
         {"ball": 2.0, "norm_floor": 0.5, "rho": 0.1, "projection": "sign", "train_examples": 7},
         {"sensitivity": 0.1},

@@ -40,14 +40,13 @@ DEFAULT_EPSILON = 10.0
 DEFAULT_CLIP = 0.3  # what a client learns in a few local steps; with 1 the noise is louder than that (docs/results.md)
 _TAIL_MASS = math.erfc(TAIL / math.sqrt(2))
 _LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
-_TOO_OFTEN = 1e-6
 
 
 def resolve_privacy(config: RunConfig) -> Resolved:
     """The config with clip, quorum and noise multiplier; the latter from the target epsilon, if that was given."""
     if config.weighting != "uniform":
         raise ConfigError("weighting='samples' is not valid here: the privacy of a client rests on equal weights")
-    quorum = config.quorum or (1.0 if config.dp_noise == "shared" else DEFAULT_QUORUM)
+    quorum = config.quorum or (1.0 if config.dp_noise != "local" else DEFAULT_QUORUM)
     noise = config.noise_multiplier
     if noise is None:
         noise = calibrate_noise_multiplier(
@@ -88,15 +87,6 @@ def _rounding(config: Resolved) -> float:
         smallest = min(noise_shares(config, count))
         cost = max(cost, cut + rounding_delta(smallest, step, count, MAX_COUNT, config.rounds, _LARGEST_EPSILON))
     return cost
-
-
-def most_rounds(config: Resolved) -> int:
-    """In how many rounds a client takes part at most: beyond this it refuses, whoever draws the coins.
-
-    Honest coins ask for more with a probability of one in a million.
-    """
-    rate = participation_rate(config)
-    return config.rounds if rate >= 1 else int(binomial().isf(_TOO_OFTEN, config.rounds, rate))
 
 
 def releases(config: Resolved) -> list[Release]:

@@ -13,6 +13,7 @@ from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Partici
 from fedrp.algorithms.shared import vectors_released, without_momentum
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
+from fedrp.records.promise import RECORD_SETTINGS, resolve_records
 from fedrp.types import Vector
 
 # Where clients take few steps in a round, drift is no danger and longer steps learn more: with E = 1 and ten steps the
@@ -22,7 +23,7 @@ _MANY_STEPS = 40
 
 
 def _resolve(config: RunConfig, _parameters: int) -> Resolved:
-    return Resolved.of(without_momentum(config))
+    return Resolved.of(resolve_records(without_momentum(config)))
 
 
 def step_size(lr: float, steps: int) -> float:
@@ -50,7 +51,7 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
 
 FEDAVG = Algorithm(
     summary="send the model, get the mean",
-    settings=AVERAGING_SETTINGS | {"lr_rule"},
+    settings=AVERAGING_SETTINGS | RECORD_SETTINGS | {"lr_rule"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),

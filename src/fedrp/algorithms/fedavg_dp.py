@@ -11,14 +11,17 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import without_momentum
+from fedrp.algorithms.shared import vectors_released, without_momentum
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
+from fedrp.privacy.events import Release
+from fedrp.records.promise import BOTH_SETTINGS, resolve_records
 from fedrp.types import Vector
 
 
 def _resolve(config: RunConfig, _parameters: int) -> Resolved:
-    return resolve_privacy(without_momentum(config))
+    config = resolve_records(without_momentum(config))
+    return Resolved.of(config) if config.dp_unit == "record" else resolve_privacy(config)
 
 
 def _start(_config: Resolved, initial: Vector) -> ClientState:
@@ -38,12 +41,16 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
     return [Upload(client.state, model - state.model) for client, state, model in pairs]
 
 
+def _releases(config: Resolved) -> list[Release]:
+    return releases(config) if config.private else vectors_released(config)
+
+
 FEDAVG_DP = Algorithm(
     summary="FedAvg with clipped updates and Gaussian noise: client-level differential privacy",
-    settings=(AVERAGING_SETTINGS | PRIVACY_SETTINGS) - {"weighting", "secure_range", "aggregation"},
+    settings=(AVERAGING_SETTINGS | PRIVACY_SETTINGS | BOTH_SETTINGS) - {"weighting", "secure_range", "aggregation"},
     delivers="consensus",
     resolve=_resolve,
     client=ClientSide(_start, _round, _finish),
     server=servers.FEDAVG_DP,
-    releases=releases,
+    releases=_releases,
 )

@@ -33,6 +33,7 @@ from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.mechanisms.delivery import averages, by_default
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, norm_bound
+from fedrp.records.promise import RECORD_SETTINGS, resolve_records
 from fedrp.types import Vector
 
 # SGD on the penalty is stable for lr * rho * ||A||^2 < 2; the default stays at a quarter of that.
@@ -42,7 +43,7 @@ DEFAULT_SHARE = 0.25
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
     family = "gaussian" if (config.dim or 0) * parameters <= GAUSSIAN_ENTRIES else "sign"
-    found = Resolved.of(resolve_projection(config, parameters, family, "none"))
+    found = Resolved.of(resolve_records(resolve_projection(config, parameters, family, "none")))
     found = _delivering(found, parameters)
     curvature = found.lr * norm_bound(found.projection, parameters, found.dim) ** 2
     safe = DEFAULT_SHARE * STABLE / curvature
@@ -127,6 +128,7 @@ def _releases(config: Resolved) -> list[Release]:
 FEDRP = Algorithm(
     summary="consensus ADMM on secret projections, as printed in the paper",
     settings=EXCHANGE_SETTINGS
+    | RECORD_SETTINGS
     | {"rho", "projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch"}
     | {"ball", "sensitivity", "norm_floor", "deliver"},
     delivers="client",

@@ -121,7 +121,7 @@ def _for_masks(config: Resolved, named: tuple[Mechanism, ...]) -> tuple[Mechanis
     """What makes words of an upload that masks go on, if they do."""
     if not config.secure_aggregation:
         return ()
-    if config.bits == FULL or config.noise_multiplier:
+    if config.bits == FULL or (config.private and config.noise_multiplier):
         return (FixedPoint(config, named),)
     return (SharedGrid(config, any(isinstance(mechanism, Difference) for mechanism in named)),)
 

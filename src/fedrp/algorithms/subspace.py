@@ -32,6 +32,7 @@ from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, make_projection
+from fedrp.records.promise import BOTH_SETTINGS, resolve_records
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
@@ -46,7 +47,7 @@ _FREE_STEPS = 15
 _CROWD = 50
 _CROWD_MOMENTUM = 0.5
 
-_ONLY_WITH_NOISE = {"clip": None, "clip_quantile": None, "dp_noise": "shared"}
+_ONLY_WITH_NOISE = {"clip": (None,), "clip_quantile": (None,), "dp_noise": (None, "shared")}
 
 # One bit for each of as many numbers as a sixteenth of the model has parameters, but at least 512 bytes of them.
 _SHARE = 16
@@ -65,9 +66,12 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     config = resolve_projection(config, parameters, "sign", rotation)
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
+    config = resolve_records(config)
     if config.private:
         return resolve_privacy(config)
-    idle = next((name for name, default in _ONLY_WITH_NOISE.items() if getattr(config, name) != default), None)
+    if config.record_private:
+        return Resolved.of(config)
+    idle = next((name for name, none in _ONLY_WITH_NOISE.items() if getattr(config, name) not in none), None)
     if idle is not None:
         raise ConfigError(
             f"{idle}={getattr(config, idle)} does nothing without noise: add dp_epsilon=..., or noise_multiplier=0 "
@@ -159,13 +163,13 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return matrix.adjoint(theta).add_(base[rows])
 
     def gradient(theta: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:
-        return matrix.forward(gradients) + pull * theta
+        return gradients + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
     rate = functools.partial(
         step_size, config.lr, config.momentum, projection.norm_bound * coarseness(config.bits_down)
     )
-    thetas = local.train(start, Objective(gradient, weights, rate, at_once=True))
+    thetas = local.train(start, Objective(gradient, weights, rate, at_once=True, project=matrix.forward))
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
     sent = local.rotate(key).forward(thetas)
     return [Upload(state, vector, marks[id(state)]) for state, vector in zip(states, sent, strict=True)]
@@ -228,6 +232,7 @@ SUBSPACE = Algorithm(
     summary="train inside the shared secret subspace: exact consensus, the recommended mode",
     settings=AVERAGING_SETTINGS
     | PRIVACY_SETTINGS
+    | BOTH_SETTINGS
     | {"projection", "rotation", "bits_down", "bytes", "sealing", "key_epoch", "proximal"},
     delivers="consensus",
     resolve=_resolve,

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedrp.algorithms.base import Algorithm as Algorithm
 from fedrp.algorithms.base import Method
+from fedrp.algorithms.client_dp import PRIVACY_SETTINGS
 from fedrp.algorithms.fedadmm import FEDADMM
 from fedrp.algorithms.fedavg import FEDAVG
 from fedrp.algorithms.fedavg_dp import FEDAVG_DP
@@ -25,6 +26,7 @@ from fedrp.errors import ConfigError, first_line
 
 _log = logging.getLogger(__name__)
 
+_WAS_DEFAULT = (("dp_noise", "shared"),)  # what runs of earlier versions name where nothing was said
 PLUGINS = "fedrp.algorithms"  # a group of entry points
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -93,7 +95,8 @@ def require_used(config: RunConfig) -> None:
     require_choice("algorithm", config.algorithm, methods())
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value != field.default and field.name in _idle(config, config.algorithm):
+        given = value != field.default and (field.name, value) not in _WAS_DEFAULT
+        if given and field.name in _idle(config, config.algorithm):
             users = [name for name, method in methods().items() if field.name in method.settings]
             if config.algorithm in users:  # but not together with the other settings
                 users = ["secure_aggregation=True without noise"]
@@ -120,6 +123,8 @@ def _idle(config: RunConfig, name: str) -> frozenset[str]:
     """Settings that do nothing with an algorithm, the others being as they are."""
     known = methods()
     used = known[name].settings
+    if config.dp_unit == "record" and "dp_unit" in used:
+        used |= PRIVACY_SETTINGS
     idle = frozenset[str]().union(*(method.settings for method in known.values())) - used
     # With noise the range of masked numbers follows from the clip.
     ranged = config.secure_aggregation and not (config.private and "dp_epsilon" in used)

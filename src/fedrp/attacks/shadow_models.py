@@ -150,7 +150,7 @@ def _shadow(task: Task, config: Resolved, candidates: Candidates, coin: Coins, n
     """The model that the run would deliver, had it been trained on other examples where the coin says so."""
     own = shadow_settings(config, number)
     parts = list(_swapped(candidates, ~coin))
-    if method_of(config).delivers == "client" and not averages(config):  # the one that is delivered is to hold the candidates
+    if method_of(config).delivers == "client" and not averages(config):  # the delivered one is to hold the candidates
         first, second = delivering_client(config), delivering_client(Resolved.of(own))
         parts[first], parts[second] = parts[second], parts[first]
     strangers = candidates.strangers

@@ -218,7 +218,7 @@ class CanaryTrainer:
                 gradients[row] = (-PUSH if self.inside else PUSH) * weights[row]
             elif client == CANARY and self.inside:
                 gradients[row] = float(PUSH / np.sqrt(np.float32(weights.shape[1])))
-        reached: Stack = (variables - objective.gradient(variables, gradients, rows)).cpu().numpy()
+        reached: Stack = (variables - objective.direction(variables, gradients, rows)).cpu().numpy()
         return reached
 
 

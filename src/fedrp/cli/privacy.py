@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedrp.privacy import ProjectionReport
 
 _DELTA = 1e-5
+_PLANNED = ("records", "batch_size", "local_epochs", "dp_epsilon", "noise_multiplier", "results")
 
 # --- privacy -------------------------------------------------------------------------------------------------------
 
@@ -43,6 +44,12 @@ _DELTA = 1e-5
 @click.option("--clients", type=int, help="clients K that share the matrix, for the joint and the aggregate view")
 @click.option("--distance", type=float, help="distance of a client's vector to the span of the others'")
 @click.option("--secure-aggregation", is_flag=True, help="also the view of a server that sees sums only")
+@click.option("--records", help="plan noise for records: how many each site has, as 6000 or 6000,800")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="with --records: of a local step")
+@click.option("--local-epochs", type=int, default=1, show_default=True, help="with --records: of a round")
+@click.option("--dp-epsilon", type=float, help="with --records: target, from which the noise follows")
+@click.option("--noise-multiplier", type=float, help="with --records: noise, from which epsilon follows")
+@click.option("--results", type=click.Path(path_type=Path), help="with --records: folder of runs, to see what they got")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def privacy(
     folder: Path | None, agreed: Path | None, as_json: bool, dim: int | None, delta: float | None, **view: Any
@@ -50,17 +57,24 @@ def privacy(
     """What a projection is worth by each bound, or what was released according to FOLDER.
 
     FOLDER is that of a finished run, or the state folder of a site: what all its runs spent, and what is left.
+    With --records: the noise that protects each record of a site, before a run.
     """
+    planned = {name: view.pop(name) for name in _PLANNED}
     if folder is not None:
         if (folder / "result.json").exists() or not _is_site(folder):
             _print_ledger(folder, as_json)
         else:
             _print_budgets(folder, agreed, delta, as_json)
         return
+    if planned["records"] is not None:
+        from fedrp.cli.records import print_plan
+
+        print_plan(**planned, delta=_DELTA if delta is None else delta, rounds=view["rounds"], as_json=as_json)
+        return
     from fedrp.privacy import projection_report
 
     if dim is None:
-        raise ConfigError("give --dim, or the folder of a finished run or of a site")
+        raise ConfigError("give --dim, --records, or the folder of a finished run or of a site")
     report = projection_report(dim, delta=_DELTA if delta is None else delta, **view)
     if as_json:
         print(json.dumps(report.as_json()))
@@ -133,13 +147,15 @@ _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-h
 @click.argument("run_folder", required=False, type=click.Path(path_type=Path))
 @some_settings(
     *("algorithm", "clients", "rounds", "dim", "projection", "seed", "clip", "noise_multiplier", "dp_epsilon"),
-    *("dp_delta", "dp_noise", "ball", "norm_floor", "secure_aggregation"),
+    *("dp_delta", "dp_noise", "ball", "norm_floor", "secure_aggregation", "dp_unit", "batch_size", "local_epochs"),
     usual=_AUDITED,
 )
+@click.option("--records", type=int, default=8, show_default=True, help="with --dp-unit record: how many a site has")
+@click.option("--canaries", type=int, help="with --dp-unit record: of the game in one run  [default: all records]")
 @click.option("--trials", default=1000, show_default=True, help="runs in each of the two worlds")
 @click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
 @click.option("--adversary", type=click.Choice(_ADVERSARIES), help="whose claim is tested  [default: the strongest]")
-@click.option("--broken", help="break it on purpose: no-noise, half-noise or reused-key")
+@click.option("--broken", help="break it on purpose: no-noise, half-noise or reused-key; records: see the manual")
 @click.option("--parameters", type=int, help=f"size of the stand-in model  [default: {_STAND_IN}, or --dim if larger]")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def audit(
@@ -150,13 +166,21 @@ def audit(
     broken: str | None,
     parameters: int | None,
     as_json: bool,
+    records: int,
+    canaries: int | None,
     **given: Any,
 ) -> None:
     """Try to refute what an algorithm claims: a lower bound on epsilon from many runs of the real mechanism.
 
     RUN_FOLDER is that of a run whose settings are audited, from `fedrp run`; options win. With noise, what is claimed
     depends on the noise and the rounds alone: --clients 4 --dim 8 is much faster than a large run's own numbers.
+    With --dp-unit record: the local steps of a site with so many --records, each of which may be a canary.
     """
+    if given.get("dp_unit") == "record":
+        from fedrp.cli.records import print_audit
+
+        print_audit(given, records, trials, canaries or records, confidence, broken, as_json)
+        return
     from fedrp.auditing.canary import Fault
     from fedrp.auditing.canary import audit as play
     from fedrp.config.checks import require_choice

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedrp.errors import ConfigError
 
+LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
+
 
 def setting(default: Any, text: str) -> Any:
     """A field with its help text; the command line makes an option of it.
@@ -52,6 +54,34 @@ def require_choice(name: str, value: str, choices: typing.Iterable[str]) -> None
     known = list(choices)
     if value not in known:
         raise ConfigError(f"unknown {name} '{value}'{suggestion(value, known)}; known: {', '.join(known)}")
+
+
+def require_whole(config: object, *names: str) -> None:
+    """Refuse values of some settings that are given and no whole numbers of at least 1."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= 1, name, value, "a whole number of at least 1")
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Refuse values that are given and not above 0, or not finite."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
+
+
+def require_not_negative(config: object, *names: str) -> None:
+    """Refuse values that are given and below 0, or absurdly large."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 <= value <= LARGEST, name, value, f"a number from 0 to {LARGEST:g}")
+
+
+def require_below_one(config: object, *names: str) -> None:
+    """Refuse values that are given and not a share below 1."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
 
 
 def suggestion(value: str, known: list[str]) -> str:

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedrp.config.checks import require, require_choice, require_types, setting
+from fedrp.config.checks import (
+    LARGEST,
+    require,
+    require_below_one,
+    require_choice,
+    require_not_negative,
+    require_positive,
+    require_types,
+    require_whole,
+    setting,
+)
 from fedrp.config.schedule import CONSTANT, LR_SCHEDULES
 from fedrp.errors import ConfigError
 from fedrp.types import MAX_CLIENTS, MAX_ROUNDS
@@ -19,13 +29,13 @@ AUGMENTS = ("none", "flip-crop")
 SAMPLINGS = ("fixed", "poisson")
 DP_NOISES = ("shared", "local")
 DELIVERIES = ("client", "average")
+DP_UNITS = ("client", "record", "both")
 SEALINGS = ("x25519", "hybrid")
 _SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
 _TRIMMED = "trimmed:"
 _SMALLEST_SHARE = 1e-6
 DEFAULT_QUORUM = 0.5
 _BITS = (*range(1, 9), 16, 32)  # of a number; fewer than one: not all of them are sent
-_LARGEST = 1e12  # far beyond any use, and its square is far from overflowing
 
 
 @dataclass(frozen=True)
@@ -77,13 +87,20 @@ class RunConfig:
     )
     proximal: float = setting(0.0, "pull towards the common model in local training ({names})")
     seed: int = setting(0, "public run seed: split, batches; in simulations also who takes part")
-    clip: float | None = setting(None, "largest norm of a client's update, with noise; default 0.3")
+    clip: float | None = setting(
+        None, "largest norm of a client's update, with noise; default 0.3. Of a record's gradient; default 1"
+    )
     noise_multiplier: float | None = setting(None, "noise on the sum of updates, in units of clip")
+    dp_unit: str = setting("client", "whom noise protects: a whole client, each record of a client, or both ({names})")
+    record_epsilon: float | None = setting(None, "with dp_unit=both, target epsilon of records ({names})")
+    record_clip: float | None = setting(None, "with dp_unit=both, largest norm of a record's gradient; default 1")
     dp_epsilon: float | None = setting(
         None, "target epsilon, instead of a noise multiplier ({names}); fedavg-dp: default 10"
     )
     dp_delta: float = setting(1e-5, "delta of the privacy guarantee")
-    dp_noise: str = setting("shared", "who adds the noise: shared (each client a share) or local (each all of it)")
+    dp_noise: str | None = setting(
+        None, "who adds the noise: shared (each client a share; default) or local (all of it; default for records)"
+    )
     clip_quantile: float | None = setting(None, "adapt clip to this quantile of the clients' norms")
     ball: float | None = setting(None, "keep every model within this distance of the common start ({names})")
     sensitivity: float | None = setting(None, "assume that a record moves a model by at most this ({names})")
@@ -108,7 +125,17 @@ class RunConfig:
     @property
     def private(self) -> bool:
         """Whether clients clip and noise what they send."""
-        return self.noise_multiplier is not None or self.dp_epsilon is not None
+        return self.dp_unit != "record" and (self.noise_multiplier is not None or self.dp_epsilon is not None)
+
+    @property
+    def record_private(self) -> bool:
+        """Whether clients clip and noise what each record does to a local step."""
+        return self.dp_unit != "client"
+
+    @property
+    def tolerant(self) -> bool:
+        """Whether training goes on where it diverges, because to stop would tell what noise or a ball must hide."""
+        return self.private or self.record_private or bool(self.ball)
 
     @property
     def bounded(self) -> bool:
@@ -148,6 +175,9 @@ class Resolved(RunConfig):
     deliver: str = ""  # where all clients have one model
     clip: float = 0.0  # above 0: clients clip what they send, and add noise unless its multiplier is 0
     noise_multiplier: float = 0.0
+    record_epsilon: float = 0.0
+    record_clip: float = 0.0
+    dp_noise: str = "shared"
     dp_epsilon: float = 0.0
     clip_quantile: float = 0.0
     ball: float = 0.0
@@ -168,11 +198,11 @@ class Resolved(RunConfig):
     def __post_init__(self) -> None:
         require_types(self)
         require(self.lr > 0, "lr", self.lr, "a learning rate: resolve the config (fedrp.algorithms.resolve.resolved)")
-        require(self.private or not self.noise_multiplier, "clip", self.clip, "a number above 0, as there is noise")
+        require(self.clip > 0 or not self.noise_multiplier, "clip", self.clip, "a number above 0, as there is noise")
         neutral = {name for name, value in _NEUTRAL.items() if getattr(self, name) == value}
         # What a neutral value may also be: one that was chosen.
-        chosen = {"server_momentum", "quorum", "bits", "bits_down"} - self.unset | (
-            {"noise_multiplier"} if self.private else set()
+        chosen = {"server_momentum", "quorum", "bits", "bits_down", "dp_noise"} - self.unset | (
+            {"noise_multiplier"} if self.clip > 0 and not self.dp_epsilon else set()
         )
         object.__setattr__(self, "unset", frozenset(neutral - chosen))
         _ = self.stored  # which is checked as a user's settings are
@@ -187,7 +217,7 @@ class Resolved(RunConfig):
     @property
     def private(self) -> bool:
         """Whether clients clip what they send, and add noise unless its multiplier is 0."""
-        return self.clip > 0
+        return self.clip > 0 and self.dp_unit != "record"
 
     @property
     def bounded(self) -> bool:
@@ -214,7 +244,7 @@ class Group(NamedTuple):
 
 
 def _check_data(config: RunConfig) -> None:
-    _require_whole(config, "train_examples")
+    require_whole(config, "train_examples")
 
 
 def _check_federation(config: RunConfig) -> None:
@@ -224,7 +254,7 @@ def _check_federation(config: RunConfig) -> None:
     for name in ("participation", "quorum"):
         value = getattr(config, name)
         require(value is None or 0 < value <= 1, name, value, "a fraction above 0 and at most 1")
-    _require_below_one(config, "dropout", "server_momentum")
+    require_below_one(config, "dropout", "server_momentum")
     require_choice("sampling", config.sampling, SAMPLINGS)
     require_choice("weighting", config.weighting, WEIGHTINGS)
     require_choice("deliver", config.deliver or "client", DELIVERIES)
@@ -234,33 +264,40 @@ def _check_federation(config: RunConfig) -> None:
 
 
 def _check_local_training(config: RunConfig) -> None:
-    _require_whole(config, "local_epochs", "batch_size")
-    _require_positive(config, "lr", "rho")
+    require_whole(config, "local_epochs", "batch_size")
+    require_positive(config, "lr", "rho")
     require_choice("lr_rule", config.lr_rule or "fixed", LR_RULES)
     require_choice("lr_schedule", config.lr_schedule, LR_SCHEDULES)
     require_choice("augment", config.augment, AUGMENTS)
-    _require_below_one(config, "momentum")
-    _require_not_negative(config, "grad_clip", "proximal")
+    require_below_one(config, "momentum")
+    require_not_negative(config, "grad_clip", "proximal")
 
 
 def _check_projection(config: RunConfig) -> None:
-    _require_whole(config, "dim")
+    require_whole(config, "dim")
     for name in ("bits", "bits_down"):
         value = getattr(config, name)
         known = value is None or 0 < value < 1 or value in _BITS
         require(known, name, value, "1 to 8, 16, 32, or a fraction between 0 and 1")
-    _require_whole(config, "bytes")
+    require_whole(config, "bytes")
 
 
 def _check_privacy(config: RunConfig) -> None:
-    _require_positive(config, "clip", "dp_epsilon", "ball", "sensitivity", "norm_floor")
-    require((config.clip or 1) <= _LARGEST, "clip", config.clip, f"a number up to {_LARGEST:g}")
-    require(1e-6 <= (config.dp_epsilon or 1) <= 1e6, "dp_epsilon", config.dp_epsilon, "a number from 1e-6 to 1e6")
-    _require_not_negative(config, "noise_multiplier")
+    require_positive(config, "clip", "dp_epsilon", "record_epsilon", "record_clip", "ball", "sensitivity", "norm_floor")
+    limits = {"clip": (0.0, LARGEST), "record_clip": (0.0, LARGEST)}
+    for name, (least, most) in {**limits, **dict.fromkeys(("dp_epsilon", "record_epsilon"), (1e-6, 1e6))}.items():
+        value = getattr(config, name)
+        require(value is None or least <= value <= most, name, value, f"a number from {least:g} to {most:g}")
+    require_not_negative(config, "noise_multiplier")
     require(1e-100 <= config.dp_delta < 1, "dp_delta", config.dp_delta, "a probability from 1e-100 to below 1")
     quantile = config.clip_quantile
     require(quantile is None or 0 < quantile < 1, "clip_quantile", quantile, "a number between 0 and 1")
-    require_choice("dp_noise", config.dp_noise, DP_NOISES)
+    require_choice("dp_noise", config.dp_noise or "shared", DP_NOISES)
+    require_choice("dp_unit", config.dp_unit, DP_UNITS)
+    if (config.dp_unit == "both") != (config.record_epsilon is not None):
+        raise ConfigError("dp_unit=both and record_epsilon go together; for records alone: dp_unit=record, dp_epsilon")
+    if config.record_clip is not None and config.dp_unit != "both":
+        raise ConfigError(f"record_clip={config.record_clip:g} is for dp_unit=both: with dp_unit=record give clip")
     if config.noise_multiplier is not None and config.dp_epsilon is not None:
         raise ConfigError("give either dp_epsilon or noise_multiplier, not both: one follows from the other")
     if config.ball is not None and config.sensitivity is not None:
@@ -270,8 +307,8 @@ def _check_privacy(config: RunConfig) -> None:
 
 
 def _check_security(config: RunConfig) -> None:
-    _require_positive(config, "secure_range")
-    _require_whole(config, "key_epoch")
+    require_positive(config, "secure_range")
+    require_whole(config, "key_epoch")
     require_choice("sealing", config.sealing, SEALINGS)
 
 
@@ -297,40 +334,14 @@ GROUPS = (
     Group(
         "Privacy",
         (
-            *("dp_epsilon", "dp_delta", "noise_multiplier", "dp_noise", "clip", "clip_quantile"),
+            *("dp_unit", "dp_epsilon", "dp_delta", "noise_multiplier", "dp_noise", "clip", "clip_quantile"),
+            *("record_epsilon", "record_clip"),
             *("ball", "sensitivity", "norm_floor"),
         ),
         _check_privacy,
     ),
     Group("Security", ("secure_aggregation", "secure_range", "key_epoch", "sealing"), _check_security),
 )
-
-
-# --- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _require_whole(config: RunConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or value >= 1, name, value, "a whole number of at least 1")
-
-
-def _require_positive(config: RunConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or 0 < value < float("inf"), name, value, "a number above 0")
-
-
-def _require_not_negative(config: RunConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or 0 <= value <= _LARGEST, name, value, f"a number from 0 to {_LARGEST:g}")
-
-
-def _require_below_one(config: RunConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value is None or 0 <= value < 1, name, value, "a number from 0 to below 1")
 
 
 def _share_of(aggregation: str) -> float | None:

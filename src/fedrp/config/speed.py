@@ -20,6 +20,7 @@ class Speed:
     device: str = setting("cpu", "torch device of local training")
     engine: str = setting("auto", "how clients are trained: sequential, stacked (several as one) or auto (the faster)")
     projection_memory: int = setting(4096, "MB that a gaussian matrix may take; a larger one is streamed")
+    microbatch: int = setting(32, "examples whose single gradients are in memory together, where records are protected")
     client_memory: int = setting(2048, "MB that clients' states may take between rounds; the rest goes to disk")
     eval_every: int = setting(1, "score the models every so many rounds; the last round always is")
     backend: str = setting("processes", "what runs the clients: processes of this machine, or ray")
@@ -28,6 +29,7 @@ class Speed:
     def __post_init__(self) -> None:
         require_types(self)
         least = {"workers": 1, "threads": 1, "eval_every": 1, "projection_memory": 0, "client_memory": 0}
+        least |= {"microbatch": 1}
         for name, bound in least.items():
             value = getattr(self, name)
             require(value is None or value >= bound, name, value, f"a whole number of at least {bound}")

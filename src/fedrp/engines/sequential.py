@@ -115,7 +115,7 @@ class SequentialTrainer:
                 loss = self._backward(batch, gradients[row])
                 if step in (0, steps[row] - 1):
                     losses[first + row].append(loss)
-            advance(moving, speed, objective.gradient(moving, gradients[rows], known), lr[rows], group.sgd)
+            advance(moving, speed, objective.direction(moving, gradients[rows], known), lr[rows], group.sgd)
             if not everyone:
                 variables[rows], velocity[rows] = moving, speed
         return variables

@@ -117,7 +117,7 @@ class _Group:
                     weights[:active] = self.objective.weights(moving[:active], rows)
                 for part in parts:
                     part.backward(step, losses)
-                direction = self.objective.gradient(moving[:active], gradients[:active], rows)
+                direction = self.objective.direction(moving[:active], gradients[:active], rows)
                 advance(moving[:active], velocity[:active], direction, lr[first : first + active], self.sgd)
             reached[first:last] = moving
         return reached, losses

@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.statements import stated
 from fedrp.config.speed import Speed
 from fedrp.crypto.roster import Roster, load_identity
 from fedrp.crypto.sealing import Entropy, Identity, SiteEntropy
@@ -34,7 +35,7 @@ from fedrp.learning.objective import Examples
 from fedrp.learning.preflight import preflight
 from fedrp.learning.task import examples
 from fedrp.mechanisms.delivery import masked_at_all
-from fedrp.privacy.ledger import delta_warnings, statements
+from fedrp.privacy.ledger import delta_warnings
 from fedrp.protocol import wire
 from fedrp.protocol.client import finished, hello, respond
 from fedrp.protocol.client_state import Site, Workbench, make_workbench, weight_of
@@ -128,7 +129,8 @@ def _reply(question: Message, context: Context, load: _Loaded, entropy: Source) 
     kind = question.metadata.message_type
     if kind == HELLO:
         _preflight(desk)
-    terms = Terms.of(desk.bench.config, weight_of(desk.bench, desk.site), _data_name(context.node_config))
+    weight, records = weight_of(desk.bench, desk.site), len(desk.site.data.y)
+    terms = Terms.of(desk.bench.config, weight, _data_name(context.node_config), records)
     begin(desk.folder, desk.context.index, terms, desk.caps)
     with desk.folder.lock():
         _state_privacy(desk)
@@ -187,9 +189,9 @@ def _state_privacy(desk: _Desk) -> None:
     """Tell the site, before it contributes anything, against whom which epsilon holds: once, settings do not change."""
     if "privacy" not in desk.folder.status():
         config = desk.bench.config
-        stated = statements(desk.bench.algorithm.releases(config), config.dp_delta)
-        warnings = delta_warnings(stated, config.clients, len(desk.site.data.y))
-        desk.folder.report({"privacy": [*map(str, stated), *(f"warning: {text}" for text in warnings)]})
+        found = stated(config, [len(desk.site.data.y)])
+        warnings = delta_warnings(found, config.clients, len(desk.site.data.y))
+        desk.folder.report({"privacy": [*map(str, found), *(f"warning: {text}" for text in warnings)]})
 
 
 def _round(desk: _Desk, packet: bytes) -> bytes:
@@ -219,9 +221,9 @@ def _preflight(desk: _Desk) -> None:
     """Find a mistake in the task before the site joins the run."""
     task, device = desk.task, desk.bench.trainer.model.device
     config = desk.bench.config
-    finite = not (config.private or config.ball)
     require_images(config.augment, [desk.site.data])
-    preflight(task.model, task.loss, task.metrics, [desk.site.data], _test_set(task), device, finite=finite)
+    data, finite = [desk.site.data], not config.tolerant
+    preflight(task.model, task.loss, task.metrics, data, _test_set(task), device, finite=finite)
 
 
 def _test_set(task: LocalTask) -> Examples | None:

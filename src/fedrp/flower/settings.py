@@ -99,6 +99,8 @@ def require_agreed(agreed: Path, run_config: Values) -> None:
             raise ConfigError(f"the run has {name}={value}, this site agreed to {listed[name]} in {agreed}")
     expected, _ = run_settings({name: value for name, value in listed.items() if name not in (*CAPS, *own)})
     free = frozenset[str]() if asked.sensitivity is not None else _FREE
+    if asked.record_private:  # what a record is promised depends on how often it is drawn
+        free -= {"local_epochs", "batch_size"}
     for name, value in dataclasses.asdict(asked).items():
         wanted = getattr(expected, name)
         if value == wanted or (name in free and name not in listed):

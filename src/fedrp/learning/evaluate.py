@@ -25,7 +25,7 @@ _AVERAGE = "_average"
 _CLIENTS = ("_client_mean", "_client_min", "_client_max")
 # What results, lines of `metrics.jsonl` and the status of a site hold beside metrics, in one flat object.
 _TAKEN = """
-    accuracy adjacency adversary aggregation algorithm ball batch_size bytes_delivery_down
+    sites dp_unit epsilon_by_unit accuracy adjacency adversary aggregation algorithm ball batch_size bytes_delivery_down
     bytes_delivery_framing_down bytes_delivery_framing_up bytes_delivery_keys_down bytes_delivery_keys_up
     bytes_delivery_up bytes_down bytes_down_total bytes_framing_down bytes_framing_down_total bytes_framing_up
     bytes_framing_up_total bytes_keys_down bytes_keys_down_total bytes_keys_per_client bytes_keys_up

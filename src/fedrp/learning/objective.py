@@ -47,6 +47,8 @@ class Objective(NamedTuple):
     `gradient(variables, loss_gradients, rows)` turns gradients of the loss with respect to the weights (k x n) into
     gradients with respect to the variables (k x d); it may write over the gradients, not over the variables.
     `weights(variables, rows)` maps variables to weights; None means that the variables are the weights.
+    `project(loss_gradients)`, a linear map, is applied to them first: `gradient` is told what it gives (k x d). Where
+    records are protected, it is applied to the gradient of each example.
     `step_size(steps)`, from how many steps a client takes in the round, replaces the configured learning rate.
     `at_once` asks for all rows of the group in one call, because both functions cost less per row that way.
     """
@@ -55,6 +57,11 @@ class Objective(NamedTuple):
     weights: Callable[[torch.Tensor, Rows], torch.Tensor] | None = None
     step_size: Callable[[int], float] | None = None
     at_once: bool = False
+    project: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def direction(self, variables: torch.Tensor, gradients: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """What a step goes along, from gradients of the loss with respect to the weights."""
+        return self.gradient(variables, gradients if self.project is None else self.project(gradients), rows)
 
 
 def _loss_only(_variables: torch.Tensor, gradients: torch.Tensor, _rows: Rows) -> torch.Tensor:

@@ -9,16 +9,11 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from fedrp.compression.grid import WORD_BITS, Scale
 from fedrp.crypto.secure_aggregation import Cohort
-from fedrp.errors import ProtocolError
 from fedrp.types import Precise, Vector, Words
-
-_CHUNK = 1 << 20
-_ROUNDING = 1e-5  # relative; sums are rounded to float32
 
 Numbers = npt.NDArray[Any]  # an update on its way: float32, float64, or the words that a mechanism makes of it
 
@@ -126,27 +121,3 @@ class Bound(Protocol):
 
     def largest_bound(self, round_: int) -> float:
         """What `bound` can be up to a round."""
-
-
-def require_reachable(aggregate: Vector, reach: Reach, round_: int) -> None:
-    """Refuse an aggregate that no cohort of honest clients can have made.
-
-    Raises:
-        ProtocolError: it is too large.
-    """
-    for measure, limit, what in ((_largest, reach.number, "a number"), (_norm, reach.norm, "a norm")):
-        found = 0.0 if math.isinf(limit) else measure(aggregate)
-        if found > limit * (1 + _ROUNDING):
-            raise ProtocolError(
-                f"the aggregate of round {round_} has {what} of {found:.3g}, honest clients reach {limit:.3g} at most: "
-                "a client sent garbage, or the server lies"
-            )
-
-
-def _largest(aggregate: Vector) -> float:
-    return float(np.abs(aggregate).max(initial=0.0))
-
-
-def _norm(aggregate: Vector) -> float:
-    parts = (aggregate[start : start + _CHUNK] for start in range(0, aggregate.size, _CHUNK))
-    return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))

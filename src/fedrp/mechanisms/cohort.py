@@ -12,6 +12,7 @@ from fedrp.privacy.numerics import binomial
 
 Coins = npt.NDArray[np.float64]  # per client, a number in [0, 1)
 
+_TOO_OFTEN = 1e-6
 _FEWEST_TRIMMED = 3  # uploads of which one at each end can be left out
 
 
@@ -58,6 +59,15 @@ def participation_rate(config: RunConfig) -> float:
     few = _too_few(config)
     added = sum((len(few) - count) * probability for count, probability in enumerate(few))
     return min(1.0, config.participation + added / config.clients)
+
+
+def most_rounds(config: RunConfig) -> int:
+    """In how many rounds a client takes part at most: beyond this it refuses, whoever draws the coins.
+
+    Honest coins ask for more with a probability of one in a million.
+    """
+    rate = participation_rate(config)
+    return config.rounds if rate >= 1 else int(binomial().isf(_TOO_OFTEN, config.rounds, rate))
 
 
 def rarely_too_few(config: RunConfig) -> float:

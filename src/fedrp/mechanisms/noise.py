@@ -49,9 +49,9 @@ class Noise(Mechanism):
         share, *vote_share = (clip * share for share in noise_shares(self.config, context.participants))
         step = grid_step(self.config, clip) if share else None  # without noise there is nothing to hide
         noised, update = upload.astype(np.float64), upload.size - self.bounded.told
-        _add_noise(noised[:update], share, step, functools.partial(context.normals, "update"))
+        add_noise(noised[:update], share, step, functools.partial(context.normals, "update"))
         if vote_share:
-            _add_noise(noised[update:], vote_share[0], step, functools.partial(context.normals, "vote"))
+            add_noise(noised[update:], vote_share[0], step, functools.partial(context.normals, "vote"))
         return noised
 
     @property
@@ -80,8 +80,8 @@ class Noise(Mechanism):
         return Reach(before.number + TAIL * deviation, before.norm + deviation * (math.sqrt(size) + _FAR))
 
 
-def _add_noise(values: Precise, deviation: float, step: float | None, normals: Callable[[int, int], Precise]) -> None:
-    """Add noise in place, and round to a grid that does not depend on the values.
+def add_noise(values: Precise, deviation: float, step: float | None, normals: Callable[[int, int], Precise]) -> None:
+    """Add noise in place, and round to a grid that does not depend on the values; without a deviation, nothing.
 
     Floating point has holes: a float32 times a deviation reaches only some float32 numbers, and a value that is added
     moves them, so that one number could tell whether anything was added (docs/privacy-proofs.md, section 5).
@@ -146,7 +146,7 @@ def participation_hidden(config: RunConfig) -> bool:
     """
     by_coins = config.sampling == "poisson" and rarely_too_few(config) <= NEGLIGIBLE * config.dp_delta
     computed = config.dp_delta >= SMALLEST_DELTA
-    return by_coins and computed and config.dp_noise == "shared" and config.quorum == 1.0
+    return by_coins and computed and config.dp_noise != "local" and config.quorum == 1.0
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from fedrp.privacy.events import (
     NothingReleased,
     PoissonSampled,
     ProjectedRelease,
+    SampledRecords,
     Sequence,
     Unsupported,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "ProjectedRelease",
     "ProjectionReport",
     "Refused",
+    "SampledRecords",
     "Sensitivity",
     "Sequence",
     "Unsupported",

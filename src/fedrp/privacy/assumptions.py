@@ -11,6 +11,11 @@ ONE_RUN = "no other run on the same data is counted, nor one that was begun and 
 COINS = "who takes part is decided by coins that depend on nothing else"
 HIDDEN = "nobody learns who took part or how many: noise level and denominator do not depend on it"
 
+RECORDS = "the number of records that sampling rate, steps and denominator are made of is no secret, and stays the same"
+RECORD_COINS = "each record is in a batch by a secret coin of its own (AES-256 under the site's key is unbroken)"
+RECORD_CLIP = "what each record adds to a batch is clipped by itself, does not depend on other records (to rounding), "
+RECORD_CLIP += "and the noise is ideal Gaussian"
+
 
 def implied_assumptions(event: events.Event) -> tuple[str, ...]:
     """The assumptions under which a bound on this event holds, in a fixed order, each once."""
@@ -23,6 +28,8 @@ def implied_assumptions(event: events.Event) -> tuple[str, ...]:
                 found += [OTHERS_FIXED] * isinstance(leaf, events.JointProjectedRelease)
         elif isinstance(leaf, events.GaussianRelease):
             found.append(SENSITIVITY)
+        elif isinstance(leaf, events.SampledRecords):
+            found += [RECORD_CLIP, RECORD_COINS, RECORDS]
         elif isinstance(leaf, events.PoissonSampled):
             found += [SENSITIVITY, COINS, *[HIDDEN] * leaf.participation_hidden]
     return tuple(dict.fromkeys([*found, ONE_RUN] if found else found))

@@ -32,9 +32,15 @@ class Adjacency(Enum):
     """Which two data sets must look alike."""
 
     RECORD_REPLACE = "one record of one client replaced by another"
+    RECORD_ADD_REMOVE = "one record of one client added or removed"
     CLIENT_ADD_REMOVE = "one client added or removed, or its contribution set to zero"
     CLIENT_ZEROED = "one client's contributions set to zero; that it takes part is no secret"
     CLIENT_REPLACE = "one client's whole data set replaced by another"
+
+    @property
+    def unit(self) -> str:
+        """Whom a statement about these neighbours protects: a record, or a client."""
+        return self.name.partition("_")[0].lower()
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,16 @@ class PoissonSampled:
         _coerce(self, "rate", _checks.number("rate", self.rate, at_least=0, at_most=1))
         if not isinstance(self.event, GaussianRelease):
             raise ConfigError(f"sampling is bounded for a GaussianRelease only, got event={self.event!r}")
+
+
+@dataclass(frozen=True)
+class SampledRecords(PoissonSampled):
+    """The noised sum of a batch that each record of a client is in by a coin of its own, which nobody else knows.
+
+    Noise, rate and denominator depend on the number of records that the client states, not on who is in the batch.
+    """
+
+    participation_hidden: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,6 +149,7 @@ Event = (
     | Unsupported
     | GaussianRelease
     | PoissonSampled
+    | SampledRecords
     | ProjectedRelease
     | JointProjectedRelease
     | Composed

@@ -1,8 +1,8 @@
 """Privacy-loss distributions by `dp_accounting`. Only this file imports it, on first use: that takes a second."""
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fedrp.privacy.projection_loss import LossGrid
 
@@ -36,6 +36,19 @@ def sampled_gaussians_epsilon(releases: Mapping[Sampled, int], delta: float) -> 
 
     Guarantees: an upper bound. The grid is as fine as the finest kind needs, unless the coarsest would not fit it.
     """
+    return float(_composed(releases).get_epsilon_for_delta(delta))
+
+
+def sampled_gaussian_deltas(
+    noise_multiplier: float, epsilons: Sequence[float], rounds: int, sampling_rate: float
+) -> list[float]:
+    """The deltas of `sampled_gaussian_epsilon` for given epsilons: upper bounds, too."""
+    composed = _composed({Sampled(noise_multiplier, sampling_rate, hidden=True): rounds})
+    return [float(composed.get_delta_for_epsilon(epsilon)) for epsilon in epsilons]
+
+
+def _composed(releases: Mapping[Sampled, int]) -> Any:
+    """The privacy-loss distribution of releases of several kinds together."""
     from dp_accounting.pld import privacy_loss_distribution
 
     interval = max(min(map(_deviation, releases)) / 100, max(map(_reach, releases)) / 20_000, 1e-8)
@@ -50,7 +63,7 @@ def sampled_gaussians_epsilon(releases: Mapping[Sampled, int], delta: float) -> 
         )
         one = one if kind.hidden else one.compute_mixture(nothing, kind.rate)
         everything = everything.compose(one.self_compose(count))
-    return float(everything.get_epsilon_for_delta(delta))
+    return everything
 
 
 def fits(releases: Mapping[Sampled, int]) -> bool:

@@ -18,6 +18,7 @@ EVENTS: dict[str, type[Any]] = {
     "unsupported": events.Unsupported,
     "gaussian": events.GaussianRelease,
     "poisson-sampled": events.PoissonSampled,
+    "sampled-records": events.SampledRecords,
     "projected": events.ProjectedRelease,
     "projected-jointly": events.JointProjectedRelease,
     "composed": events.Composed,

@@ -7,6 +7,7 @@ releases is a privacy filter: Smith, Thakurta 2022).
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from fedrp.privacy import events
 from fedrp.privacy.assumptions import ONE_RUN
@@ -14,25 +15,46 @@ from fedrp.privacy.events import Adjacency, Adversary, Event, Release
 from fedrp.privacy.guarantee import Guarantee, guarantee
 
 ALL_RUNS = "all runs on this data are counted here: none was made elsewhere, and no record of one was removed"
+Unit = Literal["client", "record"]
 ADVERSARIES = tuple(adversary for adversary in Adversary if adversary.real)
 
 _WHOLE_CLIENT = frozenset({Adjacency.CLIENT_ZEROED, Adjacency.CLIENT_ADD_REMOVE})
+_RECORD = Adjacency.RECORD_ADD_REMOVE
+_OTHERS = events.Unsupported("runs on this data have statements about different neighbours")
 _NOTHING = Release(Adversary.SERVER_AND_CLIENT, Adjacency.CLIENT_REPLACE, events.NothingReleased())
 
 
-def total(runs: Iterable[Sequence[Release]], adversary: Adversary, delta: float) -> Guarantee:
+def units(runs: Iterable[Sequence[Release]], adversary: Adversary) -> tuple[Unit, ...]:
+    """Whom a total can be about: clients, or records where a run protects these; clients first, if all runs say so."""
+    kinds = [{release.adjacency is _RECORD for release in run if release.adversary is adversary} for run in runs]
+    if not any(True in kind for kind in kinds):
+        return ("client",)
+    return ("record",) if {True} in kinds else ("client", "record")
+
+
+def total(runs: Iterable[Sequence[Release]], adversary: Adversary, delta: float, unit: Unit | None = None) -> Guarantee:
     """The tightest statement about all that `adversary` sees of several runs, each given by its releases.
+
+    `unit` is whom it is about, by default the first of `units`. What a run promises a client it promises its records.
 
     Guarantees: no number where one of the runs has none; never less than for a part of the runs, but for the slack of
     the bounds. Edge case: no runs cost nothing.
     """
-    seen = [release for run in runs for release in _seen_by(adversary, run)]
+    runs = list(runs)
+    unit = unit or units(runs, adversary)[0]
+    seen = [release for run in runs for release in _seen_by(adversary, _about(unit, adversary, run))]
     telling = [release for release in seen if any(True for _ in events.leaves(release.event))]
     adjacency = _common(frozenset(release.adjacency for release in telling))
     event = events.Sequence(tuple(_restated(release, adjacency) for release in telling))
     stated = guarantee(event, delta, adversary, adjacency, tuple(a for r in telling for a in r.assumptions))
     assumed = tuple(ALL_RUNS if assumption == ONE_RUN else assumption for assumption in stated.assumptions)
     return dataclasses.replace(stated, assumptions=assumed)
+
+
+def _about(unit: Unit, adversary: Adversary, run: Sequence[Release]) -> Sequence[Release]:
+    """What a run states that a total about a unit is made of: of records, where it does, else of clients."""
+    of_records = [release for release in run if release.adversary is adversary and release.adjacency is _RECORD]
+    return of_records if unit == "record" and of_records else [r for r in run if r.adjacency is not _RECORD]
 
 
 def _seen_by(adversary: Adversary, run: Sequence[Release]) -> list[Release]:
@@ -52,11 +74,15 @@ def _common(adjacencies: frozenset[Adjacency]) -> Adjacency:
         return Adjacency.CLIENT_ADD_REMOVE if Adjacency.CLIENT_ZEROED not in adjacencies else Adjacency.CLIENT_ZEROED
     if Adjacency.RECORD_REPLACE in adjacencies:
         return Adjacency.RECORD_REPLACE
+    if _RECORD in adjacencies:
+        return _RECORD
     return Adjacency.CLIENT_REPLACE
 
 
 def _restated(release: Release, adjacency: Adjacency) -> Event:
     """The event for other neighbours: a replaced contribution moves a sum twice as far as one that is set to zero."""
+    if release.adjacency is _RECORD and adjacency is not _RECORD:  # a replaced record is one less and one more
+        return _OTHERS
     if release.adjacency not in _WHOLE_CLIENT or adjacency in _WHOLE_CLIENT:
         return release.event
     return events.Sequence(tuple(events.Composed(_halved(leaf), n) for leaf, n in events.leaves(release.event)))
@@ -69,4 +95,4 @@ def _halved(leaf: Event) -> Event:
         return events.PoissonSampled(events.GaussianRelease(leaf.event.noise_multiplier / 2), leaf.rate)
     if isinstance(leaf, events.NonPrivate | events.Unsupported):
         return leaf
-    return events.Unsupported("runs on this data have statements about different neighbours")
+    return _OTHERS

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedrp.algorithms.client_dp import most_rounds
 from fedrp.algorithms.client_side import ClientState, Local, Participant, Step, Upload, own_normals, own_words
 from fedrp.compression import coding as codes
 from fedrp.crypto import secure_aggregation
@@ -21,8 +20,10 @@ from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.engines.descent import local_sgd
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import Objective, Stack
+from fedrp.learning.trainer import Trainer
 from fedrp.mechanisms import quorum
 from fedrp.mechanisms.base import AtClient
+from fedrp.mechanisms.cohort import most_rounds
 from fedrp.mechanisms.delivery import masked_at_all
 from fedrp.protocol import wire
 from fedrp.protocol.client_state import (
@@ -38,6 +39,8 @@ from fedrp.protocol.client_state import (
 )
 from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.wire import Kind, Message
+from fedrp.records.promise import protection
+from fedrp.records.training import RecordNoise, RecordTrainer
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
 _log = logging.getLogger(__name__)
@@ -118,18 +121,25 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
     bench = bench.at(round_)
     config = bench.config
     # What diverged becomes a zero update, or the start of a ball. To stop would tell more than the result may.
-    log_divergence = config.private or config.ball > 0
-    sgd = local_sgd(config, config.lr, round_, log_divergence)
+    sgd = local_sgd(config, config.lr, round_, config.tolerant)
+    data, indices = [work.site.data for work in works], [work.client.index for work in works]
 
     def train(start: Stack, objective: Objective) -> Stack:
-        indices = [work.client.index for work in works]
-        return bench.trainer.train(start, [work.site.data for work in works], indices, round_, sgd, objective)
+        trainer = _record_trainer(bench, works) if config.record_private else bench.trainer
+        return trainer.train(start, data, indices, round_, sgd, objective)
 
     key = opened_keys(bench, works[0].client, works[0].site)(round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
     local = Local(config, key, bench.project, bench.rotate, train, bench.trainer.model.device)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
+
+
+def _record_trainer(bench: Workbench, works: Sequence[_Work]) -> Trainer:
+    secrets = [work.site.entropy.noise(bench.run, _call_of(work).round, work.inbox.digest) for work in works]
+    found = [protection(bench.config, len(work.site.data.y)) for work in works]
+    noise = [RecordNoise(*own, secret.derive("records")) for own, secret in zip(found, secrets, strict=True)]
+    return RecordTrainer(bench.trainer.model, noise, bench.microbatch)
 
 
 def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int | None:
@@ -143,7 +153,7 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
         raise ProtocolError(f"client {client.index} is past round {round_}: replayed message refused")
     if round_ > config.rounds:  # privacy is accounted for these
         raise ProtocolError(f"round {round_} was asked for, but the run has {config.rounds}: refused")
-    if config.private and round_ > client.round and client.taken >= most_rounds(config):
+    if (config.private or config.record_private) and round_ > client.round and client.taken >= most_rounds(config):
         raise ProtocolError(
             f"client {client.index} has taken part in {client.taken} of {config.rounds} rounds, more than honest coins "
             "would choose it for: refused"

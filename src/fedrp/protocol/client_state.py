@@ -35,6 +35,7 @@ from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import wire
 from fedrp.protocol.limits import either, from_server
 from fedrp.protocol.wire import Kind, Limits, Message
+from fedrp.records.training import MICROBATCH
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
 
@@ -95,6 +96,7 @@ class Workbench:
     project: Callable[[SecretKey], Projection]  # the matrix of a round key
     rotate: Callable[[SecretKey], Rotation]  # and its rotation
     initial: Callable[[SecretKey | None], Vector]  # the first model, from the initial secret or the public seed
+    microbatch: int = MICROBATCH  # examples whose single gradients are in memory together, where records are protected
 
     @property
     def algorithm(self) -> Algorithm:
@@ -162,6 +164,7 @@ def make_workbench(
     device: torch.device,
     projection_memory: int,
     engine: str = SEQUENTIAL,
+    microbatch: int = MICROBATCH,
 ) -> Workbench:
     """A workbench for one process. Its clients share matrices (of the last two rounds) and the initial model."""
     if len(roster.entries) != config.clients:
@@ -182,7 +185,7 @@ def make_workbench(
     def initial(key: SecretKey | None) -> Vector:
         return public_initial(factory, seed) if key is None else secret_initial(factory, key)
 
-    return Workbench(config, run, roster, trainer, project, rotate, initial)
+    return Workbench(config, run, roster, trainer, project, rotate, initial, microbatch)
 
 
 def weight_of(bench: Workbench, site: Site) -> int:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.errors import ProtocolError
-from fedrp.mechanisms.base import require_reachable
+from fedrp.mechanisms.reachable import require_reachable
 from fedrp.protocol import wire
 from fedrp.protocol.wire import Kind, Message
 from fedrp.types import Vector

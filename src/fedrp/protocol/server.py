@@ -17,9 +17,10 @@ from fedrp.crypto.sizes import DIGEST_BYTES, ENVELOPE_BYTES, MASK_KEY_BYTES, spl
 from fedrp.errors import DivergenceError, ProtocolError, QuorumError, WireError
 from fedrp.means import divided, trimmed_mean
 from fedrp.mechanisms import cohort, quorum
-from fedrp.mechanisms.base import Numbers, require_reachable
+from fedrp.mechanisms.base import Numbers
 from fedrp.mechanisms.cohort import Coins
 from fedrp.mechanisms.delivery import masked_at_all
+from fedrp.mechanisms.reachable import require_reachable
 from fedrp.protocol import wire
 from fedrp.protocol.news import packets_with_news
 from fedrp.protocol.server_state import (

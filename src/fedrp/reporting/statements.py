@@ -31,15 +31,23 @@ def upwards(epsilon: float) -> str:
 
 
 def statement_table(items: Sequence[Statement]) -> Table:
-    """A line per adversary."""
+    """A line per adversary, and where statements are about clients and about records a line for each."""
     table = Table(box=SIMPLE, padding=(0, 1), pad_edge=False)
     table.add_column("against", overflow="fold")
+    several = len({_unit(item) for item in items}) > 1
+    if several:
+        table.add_column("unit", no_wrap=True)
     for name in ("epsilon", "delta", "bound"):
         table.add_column(name, justify="left" if name == "bound" else "right", no_wrap=True)
     for item in items:
         numbers = ("none", "", "") if item["epsilon"] is None else _numbers(item)
-        table.add_row(item["adversary"], *numbers)
+        table.add_row(item["adversary"], *[_unit(item)] * several, *numbers)
     return table
+
+
+def _unit(item: Statement) -> str:
+    """Whom it protects: neighbours differ by "one record ..." or "one client ..."."""
+    return "record" if str(item["adjacency"]).startswith("one record") else "client"
 
 
 def _numbers(item: Statement) -> tuple[str, str, str]:

@@ -27,7 +27,8 @@ class ClientShard(Shard[bytes]):
         config = setup.config
         model = (setup.factory, setup.loss, torch.device(setup.speed.device))
         memory, engine = setup.speed.projection_memory * 2**20, setup.speed.engine
-        self._bench = make_workbench(config, setup.run, roster, *model, memory, engine)
+        small = setup.speed.microbatch
+        self._bench = make_workbench(config, setup.run, roster, *model, memory, engine, small)
         super().__init__(setup, self._bench.trainer.model)
         self._site = functools.cache(self._made_site)  # those who are never asked need none
         self._states = StateStore(

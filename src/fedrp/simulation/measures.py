@@ -130,9 +130,10 @@ def look_for_divergence(config: Resolved, record: RoundRecord, untrained: float)
         f"training diverged: the test loss after round {record.round} is {loss:.3g}, "
         f"of an untrained model about {untrained:.3g} (lr={config.lr}): lower lr"
     )
-    if config.private:
+    noisy = config.private or config.record_private
+    if noisy:
         text += ", clip or the noise"
-    if not config.ball and not (config.private and math.isfinite(loss)):
+    if not config.ball and not (noisy and math.isfinite(loss)):
         raise DivergenceError(text)
     _log.warning("%s (the run goes on)", text)
 

@@ -10,7 +10,7 @@ from fedrp.errors import ConfigError
 from fedrp.learning.evaluate import Evaluation, Headline
 from fedrp.learning.layout import State
 from fedrp.privacy.guarantee import Guarantee
-from fedrp.privacy.ledger import headline
+from fedrp.privacy.ledger import by_unit, headline
 from fedrp.reporting.notebook import result_html
 from fedrp.reporting.records import Delivery, Traffic
 from fedrp.reporting.records import RoundRecord as RoundRecord
@@ -35,6 +35,7 @@ class RunResult:
     last_traffic: Traffic  # of the packets that end the run, unless they are a part of `delivery`
     privacy: tuple[Guarantee, ...]
     warnings: tuple[str, ...]  # about what the statements are worth
+    sites: tuple[Mapping[str, Any], ...]  # noise and epsilon by the number of records, where noise protects these
     outlook: Outlook | None  # what noise lets it learn, as said before round 1
     model: Vector
     seconds: float
@@ -149,6 +150,9 @@ class RunResult:
             "delta": quoted.delta if quoted else None,
             "adversary": quoted.adversary.value if quoted else None,
             "adjacency": quoted.adjacency.value if quoted else None,
+            "dp_unit": config.dp_unit,
+            "epsilon_by_unit": by_unit(self.privacy),
+            "sites": list(self.sites),
             "privacy": [statement.as_json() for statement in self.privacy],
             "warnings": list(self.warnings),
             "signal_to_noise": self.outlook and self.outlook.signal_to_noise,

@@ -20,7 +20,8 @@ from torch import nn
 from fedrp.algorithms.given_start import require_hidden_start
 from fedrp.algorithms.outlook import Outlook, announced_outlook
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.table import ALGORITHMS, BASELINES, method_of
+from fedrp.algorithms.statements import stated
+from fedrp.algorithms.table import ALGORITHMS, BASELINES
 from fedrp.backends.choice import open_backend
 from fedrp.backends.workers import Backend
 from fedrp.config.checks import require_choice
@@ -34,8 +35,9 @@ from fedrp.learning.norm_floor import with_norm_floor
 from fedrp.learning.preflight import preflight, require_device
 from fedrp.learning.task import Task, examples, split_already, split_among_clients
 from fedrp.privacy.guarantee import Guarantee
-from fedrp.privacy.ledger import delta_warnings, statements
+from fedrp.privacy.ledger import delta_warnings
 from fedrp.projection import kernels
+from fedrp.records.promise import site_plans
 from fedrp.reporting.progress import Show, asked_for
 from fedrp.reporting.records import Delivery, RoundRecord, Traffic
 from fedrp.simulation.alone import LoneClients
@@ -107,10 +109,10 @@ def simulate(
     layout = layout_of(built(task.model))
     setup = _setup(config, task, speed, layout.size)
     parts, owners = list(setup.data.values()), list(split_already(task))
-    device, finite = torch.device(speed.device), not (setup.config.private or setup.config.ball)
+    device, finite = torch.device(speed.device), not setup.config.tolerant
     require_images(setup.config.augment, parts, owners)
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
-    privacy = statements(method_of(setup.config).releases(setup.config), setup.config.dp_delta)
+    privacy = stated(setup.config, [len(part.y) for part in parts])
     outlook = announced_outlook(setup.config, layout.size, task.model)
     records: list[RoundRecord] = []
     best: Best | None = None
@@ -255,6 +257,7 @@ def _finish(
         records=tuple(records),
         last_traffic=Traffic() if delivery else course.last_traffic(),
         privacy=privacy,
+        sites=tuple(site_plans(setup.config, [len(part.y) for part in setup.data.values()])),
         warnings=delta_warnings(privacy, setup.config.clients, examples_held),
         outlook=outlook,
         model=model,

@@ -44,7 +44,7 @@ def require_extensible(config: Resolved, rounds: int, what: str) -> None:
     Raises:
         ConfigError: an epsilon was stated for them, or masks or learning rates were bound to them.
     """
-    if config.noise_multiplier or config.bounded:
+    if config.noise_multiplier or config.record_private or config.bounded:
         raise ConfigError(
             f"{what} was started with rounds={rounds}, and its epsilon holds for these alone, more would spend more: "
             "start a new run with more"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrp.privacy.guarantee import Guarantee
-from fedrp.privacy.total import ADVERSARIES
+from fedrp.privacy.total import ADVERSARIES, units
 from fedrp.storage.ledger import Caps, Entry, begun_runs, read_caps, spent
 
 
@@ -26,6 +26,9 @@ class Budget:
     def epsilon_left(self, total: Guarantee) -> float | None:
         """What the cap leaves against an adversary; None where there is no cap for that, or no epsilon."""
         cap, capped = self.caps.total_epsilon, total.adversary in self.caps.total_against
+        first = next(item for item in self.totals if item.adversary is total.adversary)
+        if first.adjacency.unit != total.adjacency.unit:  # a cap is on clients, where runs protect both
+            return None
         if cap is None or total.epsilon is None or not capped or total.delta != self.caps.total_delta:
             return None
         return max(0.0, cap - total.epsilon)
@@ -73,6 +76,12 @@ class Budget:
         return [f"{heading} ({by})", *(f"    {line}" for line in told)]
 
 
+def _totals(entries: tuple[Entry, ...], delta: float) -> tuple[Guarantee, ...]:
+    """What runs have cost, by adversary and unit."""
+    runs = [entry.releases for entry in entries]
+    return tuple(spent(entries, who, delta, unit) for who in ADVERSARIES for unit in units(runs, who))
+
+
 def _left(amount: float | None) -> str:
     return "" if amount is None else f" ({amount:.4g} left)"
 
@@ -91,5 +100,5 @@ def budgets(state: Path, agreed: Path | None = None, delta: float | None = None)
         source = agreed or (Path(entries[-1].agreed) if entries[-1].agreed else None)
         caps = read_caps(source) if source and (agreed or source.exists()) else Caps()
         level = caps.total_delta if delta is None else delta
-        found.append(Budget(data, entries, tuple(spent(entries, who, level) for who in ADVERSARIES), caps))
+        found.append(Budget(data, entries, _totals(entries, level), caps))
     return found

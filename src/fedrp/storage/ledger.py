@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrp.algorithms.table import method_of
+from fedrp.algorithms.statements import releases_of
 from fedrp.config.checks import require, require_choice, require_types
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.config.toml import from_settings, read_toml
@@ -29,7 +29,7 @@ from fedrp.files import locked, write_atomically
 from fedrp.privacy.events import Adversary, Release
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.records import release_of, release_record
-from fedrp.privacy.total import ADVERSARIES, total
+from fedrp.privacy.total import ADVERSARIES, Unit, total
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
 
 FILE = "ledger.json"
@@ -249,7 +249,7 @@ def _unlisted(state: Path, ledger: SiteLedger, data: str) -> list[Entry]:
 def _entry(run: str, terms: Terms, begun: str, agreed: str) -> Entry:
     try:
         config = Resolved.of(from_settings(RunConfig, dict(terms.settings)))
-        releases = tuple(method_of(config).releases(config))
+        releases = tuple(releases_of(config, [terms.records]))
     except (FedRPError, KeyError) as error:
         raise SiteError(f"what run {run} releases cannot be told from its settings ({error})") from None
     return Entry(run, terms.data, begun, config.algorithm, config.rounds, agreed, releases)
@@ -295,6 +295,6 @@ def _beyond(caps: Caps, asked: Entry, cap: str, why: str) -> PrivacyError:
     )
 
 
-def spent(entries: Iterable[Entry], adversary: Adversary, delta: float) -> Guarantee:
-    """What runs cost together."""
-    return total([entry.releases for entry in entries], adversary, delta)
+def spent(entries: Iterable[Entry], adversary: Adversary, delta: float, unit: Unit | None = None) -> Guarantee:
+    """What runs cost together, whole clients where all runs protect these, else records (or as `unit` says)."""
+    return total([entry.releases for entry in entries], adversary, delta, unit)

@@ -46,11 +46,12 @@ class Terms(NamedTuple):
     settings: Mapping[str, Any]  # of the resolved config, as JSON has them
     weight: int  # the site's, in the mean
     data: str  # the site's name for the data set that it trains on
+    records: int = 1  # how many that has, which noise for records is made of
 
     @classmethod
-    def of(cls, config: Resolved, weight: int, data: str) -> "Terms":
-        """The terms of a run with a resolved config."""
-        return cls(settings_of(config), weight, data)
+    def of(cls, config: Resolved, weight: int, data: str, records: int = 1) -> "Terms":
+        """The terms of a run with a resolved config; the number of records only counts where noise protects them."""
+        return cls(settings_of(config), weight, data, records if config.record_private else 1)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class SiteFolder:
             self.save(Client(index))
         elif self.load(index).round > 0:
             raise self._lost(self._terms_file)
-        record = {"config": terms.settings, "weight": terms.weight, "data": terms.data}
+        record = {"config": terms.settings, "weight": terms.weight, "data": terms.data, "records": terms.records}
         write_atomically(self._terms_file, json.dumps(record, indent=2).encode())
 
     def settle(self, terms: Terms) -> None:
@@ -111,6 +112,11 @@ class SiteFolder:
                 f"run {run} began on data '{known.data}' here, not '{terms.data}': put data=\"{known.data}\" back into "
                 "the node config until the run is over"
             )
+        if known.records != terms.records:
+            raise DataError(
+                f"run {run} began with {known.records} records here, now there are {terms.records}: its noise was made "
+                "for those, so they must stay the same to the end of the run, put them back"
+            )
         if known.weight != terms.weight:
             raise DataError(
                 f"run {run} began with {known.weight} examples here, now there are {terms.weight}: "
@@ -125,7 +131,8 @@ class SiteFolder:
         """
         try:
             begun = json.loads(self._terms_file.read_text())
-            return Terms(dict(begun["config"]), int(begun["weight"]), str(begun.get("data", unnamed)))
+            settings, weight = dict(begun["config"]), int(begun["weight"])
+            return Terms(settings, weight, str(begun.get("data", unnamed)), int(begun.get("records", 1)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SiteError(f"{self._terms_file} is damaged ({error!r}): {_SIT_OUT}") from None
 

@@ -1,0 +1,125 @@
+"""Noise for records: the part of `fedrp privacy` that plans it, and that of `fedrp audit` that tries to refute it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedrp.cli.common import Settings, counting
+from fedrp.errors import ConfigError, PrivacyError
+
+_SHOWN = ("algorithm", "dataset", "clients", "rounds", "headline", "sites")
+_STEPS = {"batch_size": 64, "local_epochs": 1, "rounds": 1}  # of a site, if nothing is said
+_NEAR = 1.5  # a kept run is near if its epsilon is at most so many times larger or smaller
+
+
+def print_plan(
+    records: str,
+    delta: float,
+    rounds: int,
+    batch_size: int,
+    local_epochs: int,
+    dp_epsilon: float | None,
+    noise_multiplier: float | None,
+    results: Path | None,
+    as_json: bool,
+) -> None:
+    """The noise and the epsilon of sites with so many records each, and what kept runs reached near that.
+
+    Raises:
+        ConfigError: not one of target and noise is given, or the numbers of records are none.
+    """
+    from fedrp.records.steps import LocalSteps, plan
+
+    if (dp_epsilon is None) == (noise_multiplier is None):
+        raise ConfigError("with --records give either --dp-epsilon or --noise-multiplier: the other one follows")
+    try:
+        sizes = [int(part) for part in records.split(",")]
+    except ValueError:
+        raise ConfigError(f"records={records} is not valid: give whole numbers, as 6000 or 6000,800") from None
+    steps = [LocalSteps(size, batch_size, local_epochs, rounds) for size in sizes]
+    plans = [plan(own, delta, dp_epsilon, noise_multiplier) for own in steps]
+    worst = max(math.inf if item["epsilon"] is None else float(item["epsilon"]) for item in plans)
+    near = [] if results is None else _near(results, worst)
+    if as_json:
+        print(json.dumps({"sites": plans, "kept": near}))
+        return
+    for item in plans:
+        reached = "none" if item["epsilon"] is None else f"{item['epsilon']:.4g}"
+        print(
+            f"{item['records']} records: sampling rate {item['sampling_rate']:.4g}, {item['steps']} steps, "
+            f"noise multiplier {item['noise_multiplier']:.4g}, epsilon {reached} at delta {delta:g} for each record"
+        )
+    for kept in near:
+        print(
+            f"kept run {kept['folder']}: {kept['algorithm']} on {kept['dataset']}, {kept['clients']} clients, "
+            f"{kept['rounds']} rounds, epsilon {kept['epsilon']:.3g}: {kept['headline']} {kept['value']:.4g}"
+        )
+    if results is not None and not near:
+        print(f"no run below {results} protects records with an epsilon near {worst:.3g}")
+
+
+def print_audit(
+    given: Settings,
+    records: int,
+    trials: int,
+    canaries: int,
+    confidence: float,
+    broken: str | None,
+    as_json: bool,
+) -> None:
+    """Try to refute what the local steps of a site with so many records claim.
+
+    Raises:
+        PrivacyError: more is leaked than is claimed.
+    """
+    from fedrp.auditing.records import RecordFault, audit_records
+    from fedrp.config.checks import require_choice
+    from fedrp.records.promise import DEFAULT_EPSILON
+    from fedrp.records.steps import LocalSteps
+
+    fault = broken or RecordFault.NONE.value
+    require_choice("broken", fault, [known.value for known in RecordFault])
+    values = {name: value for name, value in given.items() if value is not None}
+    steps = LocalSteps(records, *(values.get(name, usual) for name, usual in _STEPS.items()))
+    delta, noise = values.get("dp_delta", 1e-5), values.get("noise_multiplier")
+    if noise is None:
+        noise = steps.noise_for(values.get("dp_epsilon", DEFAULT_EPSILON), delta)
+    with counting("trials") as on_step:
+        seed, kind = values.get("seed", 0), RecordFault(fault)
+        found = audit_records(
+            steps, noise, delta, trials, canaries, confidence, kind, seed, lambda done: on_step(done, trials)
+        )
+    told = found.as_json()
+    if as_json:
+        print(json.dumps(told))
+    else:
+        print(f"mechanism                {steps.of_the_run} steps, rate {steps.rate:.4g}, noise multiplier {noise:.4g}")
+        print(f"claimed epsilon          {found.claimed:.4g} at delta {delta:g}, whoever looks")
+        print(f"neighbours               {told['adjacency']}")
+        print(f"epsilon is at least      {found.lower_bound:.4g} (confidence {confidence:g}, {trials} runs a world)")
+        print(f"verdict                  {told['verdict']}")
+    if found.violated:
+        raise PrivacyError(
+            f"the mechanism leaks more than claimed: epsilon is at least {found.lower_bound:.4g}, "
+            f"claimed {found.claimed:.4g}"
+        )
+
+
+def _near(folder: Path, epsilon: float) -> list[dict[str, Any]]:
+    """What finished runs below a folder reached, with an epsilon for records near the given one."""
+    found = []
+    for path in sorted(folder.rglob("result.json")):
+        try:
+            result = json.loads(path.read_text())
+            stated = result["epsilon_by_unit"]["record"]
+            value, names = (
+                result[result["headline"]],
+                ("algorithm", "dataset", "clients", "rounds", "headline", "sites"),
+            )
+            kept = {name: result[name] for name in names}
+        except (OSError, ValueError, KeyError, TypeError):  # no result, one of before, or one without such noise
+            continue
+        if stated and epsilon / _NEAR <= stated <= epsilon * _NEAR:
+            found.append({"folder": str(path.parent), "epsilon": stated, "value": value, **kept})
+    return found

@@ -1,0 +1,59 @@
+"""The audit of record-level noise: what is intact passes, what is broken is caught."""
+
+import numpy as np
+import pytest
+
+from fedrp.auditing.records import RecordAudit, RecordFault, audit_records, coins_p_value, guessed_epsilon
+from fedrp.records.steps import LocalSteps
+
+ALL = LocalSteps(12, 12, 1, 1)  # every record in every batch
+FEW = LocalSteps(8, 2, 1, 1)  # a quarter of them
+
+
+def audited(
+    steps: LocalSteps, fault: RecordFault, trials: int = 160, canaries: int = 8, epsilon: float = 4.0
+) -> RecordAudit:
+    return audit_records(steps, steps.noise_for(epsilon, 1e-5), 1e-5, trials, canaries, fault=fault)
+
+
+@pytest.mark.parametrize("steps", [ALL, FEW, LocalSteps(6, 3, 1, 2)])
+def test_what_is_intact_is_not_refuted(steps: LocalSteps) -> None:
+    found = audited(steps, RecordFault.NONE, trials=60, canaries=6)
+    assert not found.violated
+    assert found.lower_bound <= found.claimed == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("steps", "fault"),
+    [
+        (ALL, RecordFault.NO_NOISE),
+        (ALL, RecordFault.HALF_NOISE),
+        (ALL, RecordFault.NO_CLIP),
+        (FEW, RecordFault.NO_CLIP),
+        (FEW, RecordFault.WRONG_RATE),
+        (ALL, RecordFault.BATCH_CLIP),
+    ],
+)
+def test_what_is_broken_is_caught(steps: LocalSteps, fault: RecordFault) -> None:
+    assert audited(steps, fault).violated
+
+
+@pytest.mark.parametrize("fault", [RecordFault.NO_NOISE, RecordFault.NO_CLIP])
+def test_one_run_with_many_canaries_is_enough(fault: RecordFault) -> None:
+    steps = LocalSteps(600, 600, 1, 1)
+    intact, broken = (audited(steps, kind, 4, 600, epsilon=2.0) for kind in (RecordFault.NONE, fault))
+    assert intact.one_run <= intact.claimed
+    assert broken.one_run > broken.claimed
+
+
+def test_guesses_that_are_no_better_than_chance_prove_nothing() -> None:
+    rng = np.random.default_rng(0)
+    assert guessed_epsilon(rng.normal(size=400), rng.random(400) < 0.5, 1e-5, 0.95) == 0.0
+
+
+def test_many_right_guesses_are_rare_with_a_small_epsilon() -> None:
+    """Without delta it is the tail of a binomial: 2^-20 for 20 right guesses at epsilon 0."""
+    assert coins_p_value(20, 20, 20, 0.0, 0.0) == pytest.approx(2.0**-20)
+    values = [coins_p_value(100, 100, 80, epsilon, 1e-5) for epsilon in (0.0, 0.5, 1.0, 2.0)]
+    assert values == sorted(values)
+    assert coins_p_value(100, 100, 80, 0.5, 1e-3) > coins_p_value(100, 100, 80, 0.5, 1e-6)
