@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrp.algorithms.outlook import Expectation, Outlook, outlook_of
 from fedrp.algorithms.resolve import resolved
 from fedrp.config.run import RunConfig
 from fedrp.learning.norm_floor import initial_norm_floor
 from fedrp.learning.task import Task, named_task
+from fedrp.mechanisms.outlook import Expectation, Outlook, outlook_of
 from fedrp.simulation.simulate import simulate
 from helpers import ROOT
 
@@ -79,7 +79,7 @@ def test_a_run_at_chance_is_announced_before_round_1(task: Task, caplog: pytest.
     def on_round(_record: object, _model: object) -> None:
         told_before.append(caplog.text.count("expected to"))
 
-    with caplog.at_level(logging.WARNING, "fedrp.algorithms.outlook"):
+    with caplog.at_level(logging.WARNING, "fedrp.simulation.simulate"):
         config = RunConfig("fedavg-dp", clients=3, rounds=2, noise_multiplier=1000.0)
         result = simulate(config, task, on_round=on_round).as_json()
     assert "this model is expected to stay near chance" in caplog.text
@@ -93,7 +93,7 @@ def test_without_noise_nothing_is_announced(task: Task, caplog: pytest.LogCaptur
     for algorithm, given in (("fedavg", {}), ("fedavg-dp", {"noise_multiplier": 0.0})):
         result = simulate(RunConfig(algorithm, clients=3, rounds=1, **given), task).as_json()
         assert (result["outlook"], result["signal_to_noise"]) == (None, None)
-    assert not [record for record in caplog.records if record.name == "fedrp.algorithms.outlook"]
+    assert not [record for record in caplog.records if record.name == "fedrp.simulation.simulate"]
 
 
 def test_the_ratio_grows_with_clients_and_not_with_the_clip() -> None:

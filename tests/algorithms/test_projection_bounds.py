@@ -340,7 +340,7 @@ def test_what_cannot_be_stated_is_found_before_the_first_round(monkeypatch: pyte
     def stated(*_given: object) -> None:
         raise ConfigError("there is no such statement")
 
-    monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "statements", stated)
+    monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "stated", stated)
     rounds: list[object] = []
     with pytest.raises(ConfigError, match="no such statement"):
         simulate(tiny_config("fedrp"), tiny_task(), on_round=lambda record, _: rounds.append(record))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fedrp.config.aggregation import SMALLEST_SHARE, share_of
 from fedrp.config.checks import (
     LARGEST,
     require,
@@ -31,9 +32,6 @@ DP_NOISES = ("shared", "local")
 DELIVERIES = ("client", "average")
 DP_UNITS = ("client", "record", "both")
 SEALINGS = ("x25519", "hybrid")
-_SHARES = {"mean": 0.0, "median": 0.5}  # of a round's uploads, cut off at each end
-_TRIMMED = "trimmed:"
-_SMALLEST_SHARE = 1e-6
 DEFAULT_QUORUM = 0.5
 _BITS = (*range(1, 9), 16, 32)  # of a number; fewer than one: not all of them are sent
 
@@ -145,7 +143,7 @@ class RunConfig:
     @property
     def trimmed_share(self) -> float:
         """The share of uploads that the server cuts off at each end, per coordinate: 0 for mean, 0.5 for median."""
-        return _share_of(self.aggregation) or 0.0
+        return share_of(self.aggregation) or 0.0
 
     @property
     def expected_participants(self) -> int:
@@ -258,8 +256,8 @@ def _check_federation(config: RunConfig) -> None:
     require_choice("sampling", config.sampling, SAMPLINGS)
     require_choice("weighting", config.weighting, WEIGHTINGS)
     require_choice("deliver", config.deliver or "client", DELIVERIES)
-    expected = f"mean, median or trimmed:F with F from {_SMALLEST_SHARE:g} to below 0.5"
-    require(_share_of(config.aggregation) is not None, "aggregation", config.aggregation, expected)
+    expected = f"mean, median or trimmed:F with F from {SMALLEST_SHARE:g} to below 0.5"
+    require(share_of(config.aggregation) is not None, "aggregation", config.aggregation, expected)
     require(0 <= config.seed < 2**63, "seed", config.seed, "a whole number from 0 to 2^63 - 1")
 
 
@@ -284,8 +282,10 @@ def _check_projection(config: RunConfig) -> None:
 
 def _check_privacy(config: RunConfig) -> None:
     require_positive(config, "clip", "dp_epsilon", "record_epsilon", "record_clip", "ball", "sensitivity", "norm_floor")
-    limits = {"clip": (0.0, LARGEST), "record_clip": (0.0, LARGEST)}
-    for name, (least, most) in {**limits, **dict.fromkeys(("dp_epsilon", "record_epsilon"), (1e-6, 1e6))}.items():
+    for name in ("clip", "record_clip"):
+        value = getattr(config, name)
+        require(value is None or value <= LARGEST, name, value, f"a number up to {LARGEST:g}")
+    for name, (least, most) in dict.fromkeys(("dp_epsilon", "record_epsilon"), (1e-6, 1e6)).items():
         value = getattr(config, name)
         require(value is None or least <= value <= most, name, value, f"a number from {least:g} to {most:g}")
     require_not_negative(config, "noise_multiplier")
@@ -342,14 +342,3 @@ GROUPS = (
     ),
     Group("Security", ("secure_aggregation", "secure_range", "key_epoch", "sealing"), _check_security),
 )
-
-
-def _share_of(aggregation: str) -> float | None:
-    """What `RunConfig.trimmed_share` says, or None if it is no such setting."""
-    if not aggregation.startswith(_TRIMMED):
-        return _SHARES.get(aggregation)
-    try:
-        share = float(aggregation.removeprefix(_TRIMMED))
-    except ValueError:
-        return None
-    return share if _SMALLEST_SHARE <= share < _SHARES["median"] else None

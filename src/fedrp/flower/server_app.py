@@ -8,12 +8,12 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedrp.algorithms.outlook import outlook_of
 from fedrp.algorithms.resolve import resolved
 from fedrp.errors import ConfigError, FedRPError
 from fedrp.flower.driver import drive
 from fedrp.flower.settings import run_settings
 from fedrp.learning.layout import ModelFactory, built, layout_of
+from fedrp.mechanisms.outlook import outlook_of
 from fedrp.protocol.server_state import new_server
 from fedrp.storage.server import ServerFolder
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedrp.algorithms.outlook import Outlook
 from fedrp.config.run import Resolved
 from fedrp.errors import ConfigError
 from fedrp.learning.evaluate import Evaluation, Headline
 from fedrp.learning.layout import State
+from fedrp.mechanisms.outlook import Outlook
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import by_unit, headline
 from fedrp.reporting.notebook import result_html

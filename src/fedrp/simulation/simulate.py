@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from fedrp.algorithms.given_start import require_hidden_start
-from fedrp.algorithms.outlook import Outlook, announced_outlook
 from fedrp.algorithms.resolve import resolved
 from fedrp.algorithms.statements import stated
 from fedrp.algorithms.table import ALGORITHMS, BASELINES
@@ -31,9 +30,10 @@ from fedrp.engines.augment import require_images
 from fedrp.engines.calibration import Workload, choose_engine
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import Layout, built, layout_of
-from fedrp.learning.norm_floor import with_norm_floor
+from fedrp.learning.norm_floor import initial_norm_floor, with_norm_floor
 from fedrp.learning.preflight import preflight, require_device
 from fedrp.learning.task import Task, examples, split_already, split_among_clients
+from fedrp.mechanisms.outlook import Outlook, outlook_of
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings
 from fedrp.projection import kernels
@@ -113,7 +113,9 @@ def simulate(
     require_images(setup.config.augment, parts, owners)
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
     privacy = stated(setup.config, [len(part.y) for part in parts])
-    outlook = announced_outlook(setup.config, layout.size, task.model)
+    outlook = outlook_of(setup.config, layout.size, initial_norm_floor(task.model)) if setup.config.private else None
+    if outlook:
+        _log.warning("%s", outlook)
     records: list[RoundRecord] = []
     best: Best | None = None
     earlier = seconds = 0.0  # earlier sittings' time, and that of all rounds so far

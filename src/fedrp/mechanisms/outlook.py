@@ -9,7 +9,6 @@ Where the levels are comes from kept runs (docs/results.md, "What noise lets a r
 are a rule of thumb for other models, and say nothing of what a run would reach without noise.
 """
 
-import logging
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -17,11 +16,7 @@ from enum import Enum
 import numpy as np
 
 from fedrp.config.run import Resolved
-from fedrp.learning.layout import ModelFactory
-from fedrp.learning.norm_floor import initial_norm_floor
 from fedrp.mechanisms.noise import noise_shares
-
-_log = logging.getLogger(__name__)
 
 # All kept runs beyond one of the first two ended below 50 %, and all that ended below 14 % were beyond one. All within
 # the rest ended above 50 %. In between there are runs of every kind.
@@ -43,9 +38,7 @@ class Outlook:
 
     reach: float  # at most, in the direction of the data
     drift: float  # by noise, in directions of its own
-    start: (
-        float | None
-    )  # norm of the initial model; None where it is not known or the clip adapts: then the ratio counts
+    start: float | None  # norm of the initial model; None where it is not known or the clip adapts: the ratio counts
 
     @property
     def signal_to_noise(self) -> float:
@@ -90,11 +83,3 @@ def outlook_of(config: Resolved, parameters: int, start: float | None = None) ->
         drift=config.clip * noise * float(np.linalg.norm(weights)),
         start=None if config.clip_quantile else start,
     )
-
-
-def announced_outlook(config: Resolved, parameters: int, model: ModelFactory) -> Outlook | None:
-    """The outlook of a run that begins now, in the log: one line, where there is noise."""
-    outlook = outlook_of(config, parameters, initial_norm_floor(model)) if config.private else None
-    if outlook:
-        _log.warning("%s", outlook)
-    return outlook
