@@ -241,10 +241,17 @@ def test_a_run_states_what_each_record_is_promised(algorithm: str, task: Task) -
     assert sum(site["sites"] for site in told["sites"]) == 4
 
 
-def test_printed_fedrp_states_its_projection_beside() -> None:
-    found = resolved(config("fedrp", ball=0.5, norm_floor=2.0), 83)
-    assert found.record_private
-    assert not found.private
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ball": 0.5, "norm_floor": 2.0}, "ball=0.5 does not go with dp_unit=record"),
+        ({"sensitivity": 0.5, "norm_floor": 2.0}, "sensitivity=0.5 does not go with dp_unit=record"),
+        ({"clip": 1e-30}, "clip=1e-30 is too small for records"),
+    ],
+)
+def test_what_would_tell_of_records_is_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(config("fedrp", **changes), 83)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -15,7 +15,7 @@ from fedrp.errors import ConfigError
 from fedrp.mechanisms.cohort import most_rounds
 from fedrp.privacy.events import Adjacency, Adversary, Release
 from fedrp.privacy.pld import SMALLEST_DELTA
-from fedrp.records.steps import LocalSteps, plan
+from fedrp.records.steps import SMALLEST_CLIP, LocalSteps, plan
 
 RECORD_SETTINGS = frozenset({"dp_unit"})  # with dp_unit=record also those of noise
 BOTH_SETTINGS = RECORD_SETTINGS | {"record_epsilon", "record_clip"}
@@ -33,6 +33,16 @@ def resolve_records(config: RunConfig) -> RunConfig:
     """
     if not config.record_private:
         return config
+    if config.bounded:
+        name = "ball" if config.ball is not None else "sensitivity"
+        raise ConfigError(
+            f"{name}={getattr(config, name):g} does not go with dp_unit={config.dp_unit}: a client refuses models that "
+            "are too short, which would tell of its records: leave it out"
+        )
+    for name in ("clip", "record_clip"):
+        clip = getattr(config, name)
+        if clip is not None and clip < SMALLEST_CLIP:
+            raise ConfigError(f"{name}={clip:g} is too small for records: give at least {SMALLEST_CLIP:g}")
     if config.dp_delta < SMALLEST_DELTA:
         raise ConfigError(f"dp_delta={config.dp_delta:g} is too small for records: give at least {SMALLEST_DELTA:g}")
     if config.dp_unit == "both":

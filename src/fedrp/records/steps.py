@@ -15,6 +15,7 @@ from fedrp.privacy.events import Composed, GaussianRelease, SampledRecords
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier, gaussian_epsilon
 from fedrp.privacy.numerics import root
 
+SMALLEST_CLIP = 1e-12  # far above where scaling to a grid of float32 would overflow
 _TOLERANCE = 1e-3  # of a noise multiplier: a privacy-loss distribution takes a fraction of a second
 
 

@@ -1,8 +1,9 @@
 """Record-level noise: SGD whose every step is a noised sum of single examples' clipped gradients (Abadi et al. 2016).
 
 A record is in the batch of a step by a coin of its own. What it adds is mapped to the variables, clipped to norm C and
-cut to a grid, so that sums are exact: one record more or less moves them by at most C, in floating point too. Coins and
-noise come from the client's own secret. The rest of a step, momentum and penalties too, works on the noised mean.
+cut to a grid, so that sums are exact: one record more or less moves them by at most C, as long as it changes no other
+record's gradient by rounding (docs/privacy-proofs.md, section 8). Coins and noise come from the client's own secret.
+The rest of a step, momentum and penalties too, works on the noised mean.
 """
 
 import math
@@ -22,7 +23,7 @@ from fedrp.learning.pixels import Inputs
 from fedrp.learning.trainer import LocalModel
 from fedrp.mechanisms.noise import add_noise
 from fedrp.privacy.noise import update_noise_multiplier
-from fedrp.records.steps import LocalSteps
+from fedrp.records.steps import SMALLEST_CLIP, LocalSteps
 from fedrp.types import Precise
 
 MICROBATCH = 32  # examples whose gradients are in memory together
@@ -137,6 +138,7 @@ class SiteRound:
         if self.own.quantile:
             share = (below + self._count_noise(step)) / self.own.steps.expected + 0.5
             clip *= math.exp(-_CLIP_RATE * (min(1.0, max(0.0, share)) - self.own.quantile))
+            clip = max(clip, SMALLEST_CLIP)
         return noised / self.own.steps.expected, clip
 
     def _batch(self, step: int) -> Examples:
