@@ -2,10 +2,11 @@
 
 import dataclasses
 import itertools
+import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedrp.config.checks import require_types
 from fedrp.config.run import GROUPS, RunConfig
 from fedrp.config.speed import Speed
 from fedrp.config.toml import from_settings, read_toml
-from fedrp.errors import INTERRUPTED, FedRPError
+from fedrp.errors import INTERRUPTED, FedRPError, PrivacyError
 
 COMPARED = "fedavg,fedadmm,fedrp-subspace,fedrp,fwc"
 Settings = dict[str, Any]  # by name, of any of the records below
@@ -312,3 +313,22 @@ def counting(name: str) -> typing.Iterator[Callable[[int, int], None]]:
                 print(f"{name} {done}/{total}", file=sys.stderr, flush=True)
 
         yield on_step
+
+
+def tell_audit(told: Mapping[str, Any], mechanism: str, claimed: str, how: str, as_json: bool) -> None:
+    """Print what an audit found: a line each, or all of it as JSON."""
+    if as_json:
+        print(json.dumps(told))
+        return
+    print(f"mechanism                {mechanism}")
+    print(f"claimed epsilon          {claimed}")
+    print(f"neighbours               {told['adjacency']}")
+    print(f"epsilon is at least      {told['lower_bound']:.4g} ({how})")
+    print(f"verdict                  {told['verdict']}")
+
+
+def leaks_more(found: float, claimed: float) -> PrivacyError:
+    """What a refuted claim ends a command with."""
+    return PrivacyError(
+        f"the mechanism leaks more than claimed: epsilon is at least {found:.4g}, claimed {claimed:.4g}"
+    )

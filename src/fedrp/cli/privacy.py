@@ -14,14 +14,16 @@ from fedrp.cli.common import (
     Settings,
     cli,
     counting,
+    leaks_more,
     path_or_none,
     read_settings,
     some_settings,
+    tell_audit,
 )
 from fedrp.config.run import RunConfig
 from fedrp.config.speed import most_workers
 from fedrp.config.toml import from_settings
-from fedrp.errors import ConfigError, PrivacyError
+from fedrp.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedrp.privacy import ProjectionReport
@@ -194,20 +196,12 @@ def audit(
     with counting("trials") as on_step:
         result = play(config, trials, confidence, Fault(fault), whom, size, lambda done: on_step(done, trials))
     told = result.as_json()
-    if as_json:
-        print(json.dumps(told))
-    else:
-        print(f"mechanism                {_mechanism(config)}{f' (settings of {run_folder})' if run_folder else ''}")
-        claimed = "none" if told["claimed_epsilon"] is None else f"{told['claimed_epsilon']:.4g}"
-        print(f"claimed epsilon          {claimed} at delta {told['delta']:g}, against {told['adversary']}")
-        print(f"neighbours               {told['adjacency']}")
-        print(f"epsilon is at least      {told['lower_bound']:.4g} (confidence {confidence:g}, {trials} runs a world)")
-        print(f"verdict                  {told['verdict']}")
+    mechanism = f"{_mechanism(config)}{f' (settings of {run_folder})' if run_folder else ''}"
+    value = "none" if told["claimed_epsilon"] is None else f"{told['claimed_epsilon']:.4g}"
+    claimed = f"{value} at delta {told['delta']:g}, against {told['adversary']}"
+    tell_audit(told, mechanism, claimed, f"confidence {confidence:g}, {trials} runs a world", as_json)
     if result.violated:
-        raise PrivacyError(
-            f"the mechanism leaks more than claimed: epsilon is at least {told['lower_bound']:.4g}, "
-            f"claimed {told['claimed_epsilon']:.4g}"
-        )
+        raise leaks_more(told["lower_bound"], told["claimed_epsilon"])
 
 
 def _audited(folder: Path | None, given: Settings) -> RunConfig:

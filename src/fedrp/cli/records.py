@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedrp.cli.common import Settings, counting
-from fedrp.errors import ConfigError, PrivacyError
+from fedrp.cli.common import Settings, counting, leaks_more, tell_audit
+from fedrp.errors import ConfigError
 
 _SHOWN = ("algorithm", "dataset", "clients", "rounds", "headline", "sites")
 _STEPS = {"batch_size": 64, "local_epochs": 1, "rounds": 1}  # of a site, if nothing is said
@@ -90,20 +90,11 @@ def print_audit(
         found = audit_records(
             steps, noise, delta, trials, canaries, confidence, kind, seed, lambda done: on_step(done, trials)
         )
-    told = found.as_json()
-    if as_json:
-        print(json.dumps(told))
-    else:
-        print(f"mechanism                {steps.of_the_run} steps, rate {steps.rate:.4g}, noise multiplier {noise:.4g}")
-        print(f"claimed epsilon          {found.claimed:.4g} at delta {delta:g}, whoever looks")
-        print(f"neighbours               {told['adjacency']}")
-        print(f"epsilon is at least      {found.lower_bound:.4g} (confidence {confidence:g}, {trials} runs a world)")
-        print(f"verdict                  {told['verdict']}")
+    mechanism = f"{steps.of_the_run} steps, rate {steps.rate:.4g}, noise multiplier {noise:.4g}"
+    claimed = f"{found.claimed:.4g} at delta {delta:g}, whoever looks"
+    tell_audit(found.as_json(), mechanism, claimed, f"confidence {confidence:g}, {trials} runs a world", as_json)
     if found.violated:
-        raise PrivacyError(
-            f"the mechanism leaks more than claimed: epsilon is at least {found.lower_bound:.4g}, "
-            f"claimed {found.claimed:.4g}"
-        )
+        raise leaks_more(found.lower_bound, found.claimed)
 
 
 def _near(folder: Path, epsilon: float) -> list[dict[str, Any]]:
