@@ -20,9 +20,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m fedrp.engines.compile
 	@touch $@
 
-demo: $(READY) ## Train FedRP and its comparison partners on the bundled data, under 3 minutes
-	@rm -rf runs/demo
+demo: $(READY) ## Train FedRP and its comparison partners on the bundled data, then with noise for every record
+	@rm -rf runs/demo runs/demo-records
 	@$(BIN)/fedrp compare examples/demo.toml
+	@echo
+	@echo "client-level noise (fedavg-dp above) is for many small clients; few sites protect each record instead:"
+	@$(BIN)/fedrp run examples/demo_records.toml
 
 demo-flower: $(READY) ## The same algorithm on a real Flower deployment of three sites on this machine, TLS and all
 	@$(BIN)/python scripts/demo_flower.py

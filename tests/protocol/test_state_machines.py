@@ -44,12 +44,23 @@ class Case(NamedTuple):
     algorithm: str
     masked: bool
     bits: float = 32.0
+    deliver: str | None = None
+
+    @property
+    def last(self) -> int:
+        """The last round. Where models are averaged it is that of the models, and comes soon."""
+        return 2 if self.deliver == "average" else ROUNDS
+
+    def masked_in(self, round_: int) -> bool:
+        """Whether uploads of a round are masked: models are, whatever the rounds before had."""
+        return self.masked or (self.deliver == "average" and round_ == self.last)
 
 
 # One of each kind of memory: the last aggregate, state of one's own, the history of all rounds and keys.
 CASES = [Case(name, masked) for name in ("fedavg-dp", "fedadmm", "fedrp-subspace") for masked in (True, False)]
 CASES.append(Case("fedrp-subspace", True, bits=1.0))
 MASKED = [case for case in CASES if case.masked]
+CASES += [Case("fedrp", masked, deliver="average") for masked in (True, False)]
 
 
 @functools.lru_cache(maxsize=len(CASES))
@@ -58,7 +69,9 @@ def set_up(case: Case) -> Federation:
     more: dict[str, Any] = {"secure_aggregation": True} if case.masked else {}
     if case.algorithm == "fedrp-subspace":
         more |= {"key_epoch": 2}  # both rounds that begin an epoch, and others
-    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=ROUNDS, quorum=0.6, bits=case.bits, **more)
+    rounds = case.last - (case.deliver == "average")
+    more |= {"deliver": case.deliver, "bits": case.bits}
+    config = tiny_config(case.algorithm, clients=CLIENTS, rounds=rounds, quorum=0.6, **more)
     run = Federation(config, tiny_task(3 * CLIENTS))
     for client, site in run.sites.items():
         entropy = DeployedNoise(SimulatedEntropy(RunSeed(config.seed), client), site.identity)
@@ -134,9 +147,9 @@ class Parties(RuleBasedStateMachine):
     def no_upload_is_singled_out(self) -> None:
         sizes = Counter(round_ for round_, _ in (*self.view.uploads, *self.view.corrections))
         for round_, size in sizes.items():
-            if self.case.masked and self.looked_at.get(round_) != size:
+            if self.case.masked_in(round_) and self.looked_at.get(round_) != size:
                 self.looked_at[round_] = size
-                for known in self.view.require_sums_apart(round_):
+                for known in self.view.require_sums_apart(round_, self.case.masked):
                     self.reach(f"a sum of {len(known.clients)}")
 
 
@@ -191,7 +204,7 @@ def stocked(case: Case) -> tuple[dict[int, Client], dict[tuple[int, int], list[b
     run.clients |= {dealer: Client(dealer) for dealer in (0, 1)}  # as if nobody had asked before
     envelopes = {}
     for dealer in (0, 1):
-        for round_ in range(ROUNDS + 1):
+        for round_ in range(case.last + 1):
             (deal,) = wire.decode(run.answer(dealer, wire.encode([message(run, Kind.DEAL_REQUEST, round_)])))
             size = ENVELOPE_BYTES["x25519"]
             envelopes[dealer, round_] = split(deal.payload.tobytes(), size, CLIENTS, "envelopes")
@@ -230,14 +243,16 @@ class LyingServer(Parties):
                 message(self.run, Kind.SEALED, round_, wire.raw(self.envelopes[dealer, round_][client])), sender=dealer
             )
             for round_, dealer in enumerate(story.dealers[: story.round + 1])
-            if self.envelopes and dealer is not None
+            if (dealer, round_) in self.envelopes
         ]
-        cohort = Cohort(story.cohort, (1,) * len(story.cohort)).payload() if self.case.masked else wire.EMPTY
+        cohort = (
+            Cohort(story.cohort, (1,) * len(story.cohort)).payload() if self.case.masked_in(story.round) else wire.EMPTY
+        )
         call = message(self.run, Kind.ROUND, story.round, cohort, len(story.cohort))
         return wire.encode([*rebuild, *keys, *sealed, *self._outcomes(story), call])
 
     def _settled(self, story: Story) -> Story:
-        return story._replace(round=story.round or min(ROUNDS, self._latest + 1))
+        return story._replace(round=story.round or min(self.case.last, self._latest + 1))
 
     @property
     def _latest(self) -> int:
@@ -261,7 +276,7 @@ class LyingServer(Parties):
             if which is None:
                 continue
             news = []
-            if also == "rebuild" and self.envelopes:
+            if also == "rebuild" and (0, round_) in self.envelopes:
                 sealed = wire.raw(self.envelopes[0, round_][client])
                 key = dataclasses.replace(message(self.run, Kind.SEALED, round_, sealed), sender=0)
                 news = [message(self.run, Kind.REBUILD, round_), key]
@@ -342,7 +357,7 @@ class Weather(Parties):
 
     @rule()
     def opens(self) -> None:
-        if self.run.server.round >= ROUNDS:
+        if self.run.server.round >= self.case.last:
             return
         for attempt in range(CLIENTS):
             for client, packet in server_side.request_key(self.run.server, attempt).items():
@@ -406,8 +421,8 @@ class Weather(Parties):
             return
         assert not report.void, report.void  # everybody is honest
         self.reach("a round with a recovery" if requests else "a round without a recovery")
-        if self.case.masked:
-            sums = {known.clients for known in self.view.require_sums_apart(closed.round)}
+        if self.case.masked_in(closed.round):
+            sums = {known.clients for known in self.view.require_sums_apart(closed.round, self.case.masked)}
             assert report.participants in sums, f"{report.participants} were summed, masks cancel in {sums}"
         if not dies:
             self.run.server = closed
@@ -423,9 +438,11 @@ class Weather(Parties):
 
     @rule()
     def ends(self) -> None:
-        """Whoever is told now that the run is over has the same model."""
+        """Whoever is told now that the run is over has the same model, if models are not averaged later."""
         if self.run.server.aggregates:
             models = self.run.final_models().values()
+            if self.case.deliver == "average" and self.run.server.round < self.case.last:
+                return  # each has its own
             assert len({model.tobytes() for model in models}) == 1, "clients end with different models"
             self.reach("an end")
 
@@ -459,7 +476,7 @@ def lies(case: Case, how: settings) -> None:
 
 def bad_weather(case: Case, how: settings) -> None:
     reached = explored(Weather, case, how)
-    masked = ["a sum of 3", "a sum of 5", "a round with a recovery"] if case.masked else []
+    masked = ["a sum of 3", "a sum of 5", "a round with a recovery"] if case.masked_in(case.last) else []
     require_reached(reached, "a round without a recovery", "a round that stays open", "an end", *masked)
 
 
