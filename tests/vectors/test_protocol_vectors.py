@@ -295,10 +295,16 @@ def test_there_is_a_message_of_every_kind():
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
+def below(heading):
+    """The text between a heading and the next one."""
+    (part,) = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    return part
+
+
 def table(heading):
     """The rows of the table below a heading, as lists of cells without backticks; a bar in a cell is escaped."""
-    (part,) = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", PAGE, re.DOTALL | re.MULTILINE)
-    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in part.splitlines() if line.startswith("|")]
+    lines = [line for line in below(heading).splitlines() if line.startswith("|")]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
     return [[cell.strip().replace("`", "").replace("\\|", "|") for cell in row] for row in rows[2:]]
 
 
@@ -331,7 +337,8 @@ def _pattern(joined):
 
 
 def test_the_labels_of_the_page_are_those_of_the_code():
-    listed = [re.sub(r"<[^>]*>", "*", row[0]) for row in table("Labels")]
+    """All that is in code marks there is a label."""
+    listed = [re.sub(r"<[^>]*>", "*", label) for label in re.findall(r"`([^`]+)`", below("Labels"))]
     assert len(set(listed)) == len(listed)
     assert set(listed) == labels_of_the_code()
 
@@ -360,8 +367,8 @@ def test_the_limits_of_the_page_are_those_of_the_code(name, memory, sealing):
     config = Resolved.of(RunConfig(algorithm=name, clients=7, rounds=13, sealing=sealing, lr=0.1))
     names = {"K": 7, "T": 13, "u": 101, "R": 13 if memory == "history" else 1, "e": ENVELOPES[sealing]}
     for side, limit in (("client", limits.from_server(config, 101)), ("server", limits.from_client(config, 101))):
-        rows = [row for row in table("Limits") if row[0] == side]
-        told = {Kind[row[1]]: (computed(row[2], names), computed(row[3], names)) for row in rows}
+        rows = [row for row in table("Kinds") if row[2] == side]
+        told = {Kind[row[1]]: (computed(row[3], names), computed(row[4], names)) for row in rows}
         assert told == {kind: tuple(entry) for kind, entry in limit.items()}
 
 
