@@ -12,7 +12,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,14 +133,14 @@ def joint_view_table(result: dict[str, Any]) -> str:
     printed = {line["round"]: line for line in result["rounds"] if line["algorithm"] == "fedrp"}
     subspace = {line["round"]: line for line in result["rounds"] if line["algorithm"] == "fedrp-subspace"}
     header = ["round", "norm", "distance", "norm of sum", "eps alone", "eps joint", "eps sum"]
-    lines = [[*header, "theta: norm", "distance"], ["---:"] * 9]
+    lines = [[*header, "theta: norm", "distance"]]
     for round_ in (r for r in SHOWN_ROUNDS if r in printed):
         line, theta = printed[round_], subspace[round_]
         cells = [line[key] for key in ("norm_min", "distance_min", "sum_norm")]
         cells += [line[f"epsilon_{view}"] for view in ("single", "joint", "sum")]
         cells += [theta["norm_min"], theta["distance_min"]]
         lines.append([str(round_), *("none" if cell is None else f"{cell:.3g}" for cell in cells)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return rows(lines, "|---:" * 9 + "|")
 
 
 # --- audit ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def audits() -> dict[str, Any]:
 
 def audit_table(result: dict[str, Any]) -> str:
     header = ["algorithm", "options", "against", "claimed", "any", "family", "refuted"]
-    lines = [header, ["---", "---", "---", "---:", "---:", "---:", "---"]]
+    lines = [header]
     for item in result["audits"]:
         claimed = item["claimed_epsilon"]
         numbers = [claimed, item["lower_bound_any"], item["lower_bound_family"]]
@@ -191,7 +191,13 @@ def audit_table(result: dict[str, Any]) -> str:
         refuted = "no claim" if claimed is None else "yes" if "VIOLATED" in item["verdict"] else "no"
         lines.append([f"`{algorithm}`", f"`{options}`" if options else "", against, *shown, refuted])
     note = f"All with `{TRIALS}`; noise with `{NOISY.removesuffix(f' {TRIALS}')}`; `fedrp` with\n"
-    return note + f"`{BALL.removesuffix(f' {TRIALS}')}`.\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return note + f"`{BALL.removesuffix(f' {TRIALS}')}`.\n\n" + rows(lines, "|---|---|---|---:|---:|---:|---|")
+
+
+def rows(lines: Sequence[Sequence[str]], rule: str) -> str:
+    """A Markdown table; the first line is its header."""
+    shown = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([shown[0], rule, *shown[1:]])
 
 
 EXPERIMENTS = {"joint-view": (joint_view, joint_view_table), "audit": (audits, audit_table)}

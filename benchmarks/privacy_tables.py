@@ -35,7 +35,8 @@ def report(rows: int) -> ProjectionReport:
 
 def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     shown = [[f"{cell:.4g}" if isinstance(cell, float) else f"{cell:,}" for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, ["---:"] * len(header), *shown])
+    rows = [f"| {' | '.join(cells)} |" for cells in [header, *shown]]
+    return "\n".join([rows[0], "|---:" * len(header) + "|", *rows[1:]])
 
 
 def tables() -> str:
