@@ -75,6 +75,7 @@ CIFAR_HELD_OUT = (
 )
 CIFAR_TRAINING = "--batch-size 16 --lr-schedule cosine --engine stacked:1"
 CIFAR_LR = " --lr 0.05"  # also of the subspace mode: twice that learns less there
+SELDOM = " --eval-every 10"  # where every client has a model of its own, scoring them all takes longer than training
 # Bits a parameter each way -> numbers of one bit, in whole bytes.
 CIFAR_BITS = {0.1: CNN_PARAMETERS // 10 // 32 * 32, 1: CNN_PARAMETERS}
 
@@ -85,6 +86,12 @@ RECORD_METHODS = {
     "subspace": "--algorithm fedrp-subspace --dim 4092 --bits 8 --bits-down 8",
     "fedavg": "--algorithm fedavg",
 }
+
+
+RECORDS_HELD_OUT = (
+    "--dataset npz:runs/mnist-validation.npz --clients 10 --rounds 30 --local-epochs 1 --dp-unit record --dp-epsilon 3 "
+    "--momentum 0.5 --eval-every 5"
+)
 
 
 def _bits(size: int, bits: int) -> str:
@@ -263,7 +270,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fwc": "--algorithm fwc",
         },
     ),
-    # Needs the file that `python benchmarks/cifar_validation.py` writes.
+    # Needs the file that `python benchmarks/validation.py cifar10` writes.
     "cifar-grid": Experiment(
         "CIFAR-10, batch size and learning rate of FedAvg by images held out of the training set, the paper's network, "
         "20 clients with 200 images each, 10 rounds, E = 1",
@@ -294,10 +301,10 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
             "fedavg-momentum": f"--algorithm fedavg --server-momentum 0.5{CIFAR_LR}",  # which the subspace mode has
             "fedadmm": f"--algorithm fedadmm{CIFAR_LR}",
-            "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
+            "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}{SELDOM}",
             **{f"subspace-{bits}": f"{_bits(size, 1)}{CIFAR_LR}" for bits, size in CIFAR_BITS.items()},
-            **{f"fedavg-dp-{e}": f"--algorithm fedavg-dp --dp-epsilon {e}{CIFAR_LR}" for e in (10, 40)},
-            "fwc": f"--algorithm fwc{CIFAR_LR}",
+            **{f"fedavg-dp-{e}": f"--algorithm fedavg-dp --dp-epsilon {e}{CIFAR_LR}" for e in (5, 10, 40)},
+            "fwc": f"--algorithm fwc{CIFAR_LR}{SELDOM}",
         },
     ),
     "cifar-full": Experiment(
@@ -313,7 +320,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{CIFAR_FIFTH} --rounds 20 --local-epochs 5 {CIFAR_TRAINING}",
         {
             "fedavg": f"--algorithm fedavg{CIFAR_LR}",
-            "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}",
+            "fedrp-10000": f"--algorithm fedrp --projection sign --dim 10000{CIFAR_LR}{SELDOM}",
             "subspace-0.1": f"{_bits(CIFAR_BITS[0.1], 1)}{CIFAR_LR}",
         },
     ),
@@ -322,7 +329,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"{CIFAR_FIFTH} --rounds 20 --local-epochs 1 {CIFAR_TRAINING}",
         {
             **_subspace((100, 1000, 5000, 10000, 50000), CIFAR_LR),
-            **{f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}{CIFAR_LR}" for m in (100, 10000, 50000)},
+            **{
+                f"fedrp-{m}": f"--algorithm fedrp --projection sign --dim {m}{CIFAR_LR}{SELDOM}"
+                for m in (100, 10000, 50000)
+            },
         },
     ),
     **{
@@ -410,6 +420,25 @@ EXPERIMENTS: dict[str, Experiment] = {
         f"--dataset mnist --clients 10 --dp-epsilon 3 {RECORDS}",
         RECORD_METHODS,
         seeds=(0, 1, 2),
+    ),
+    # Needs the file that `python benchmarks/validation.py mnist` writes.
+    "records-grid": Experiment(
+        "Patient-level (3, 1e-5), settings by images held out of the training set: 10 sites with 5,400 images of "
+        "MNIST, 30 rounds",
+        f"{RECORDS_HELD_OUT} {RECORD_METHODS['subspace']}",
+        {
+            f"batch{size}-lr{lr}-momentum{carried}-{schedule}-clip{clip}": (
+                f"--batch-size {size} --lr {lr} --server-momentum {carried} --lr-schedule {schedule} --clip {clip}"
+            )
+            for size, lr, carried, schedule, clip in (
+                (256, 1, 0.5, "constant", 1),
+                (256, 1, 0.5, "cosine", 1),
+                (256, 2, 0.5, "cosine", 1),
+                (256, 2, 0.5, "cosine", 0.5),
+                (512, 2, 0.5, "cosine", 1),
+                (256, 2, 0, "cosine", 1),
+            )
+        },
     ),
     "records-epsilon": Experiment(
         "Patient-level at other epsilons, 10 sites with 6,000 images of MNIST, 30 rounds",
