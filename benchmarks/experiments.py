@@ -434,9 +434,10 @@ EXPERIMENTS: dict[str, Experiment] = {
                 (256, 1, 0.5, "constant", 1),
                 (256, 1, 0.5, "cosine", 1),
                 (256, 2, 0.5, "cosine", 1),
-                (256, 2, 0.5, "cosine", 0.5),
-                (512, 2, 0.5, "cosine", 1),
-                (256, 2, 0, "cosine", 1),
+                (256, 0.5, 0.5, "cosine", 1),
+                (256, 1, 0, "cosine", 1),
+                (512, 1, 0.5, "cosine", 1),
+                (256, 1, 0.5, "cosine", 0.5),
             )
         },
     ),

@@ -53,7 +53,8 @@ def perform(run: Run) -> None:
         raise SystemExit(f"failed: {' '.join(command)}")
     result = json.loads(done.stdout)
     shown = ("round", "accuracy", "accuracy_average", "seconds")
-    result["history"] = [{key: record[key] for key in shown} for record in result["history"]]
+    scored = [record for record in result["history"] if "accuracy" in record]  # with --eval-every not every round is
+    result["history"] = [{key: record[key] for key in shown} for record in scored]
     kept.keep(run.experiment, {run.options: {"origin": origin, **result}})
     shutil.rmtree(out)  # so that it starts from nothing when it is asked for again
 
