@@ -62,11 +62,14 @@ NULLABLE = [field.name for field in dataclasses.fields(RunConfig) if field.defau
 
 
 def test_resolved_settings_have_no_none() -> None:
-    """Where there is none of something, 0 or the empty string says so; the quorum has a default."""
+    """Where there is none of something, 0 or the empty string says so; some have a default of their own."""
     config = Resolved.of(RunConfig(lr=0.1))
     assert [name for name in FIELDS if getattr(config, name) is None] == []
     assert {name: getattr(config, name) for name in NULLABLE if getattr(config, name)} == {
         "lr": 0.1,
+        "batch_size": 64,
+        "lr_schedule": "constant",
+        "momentum": 0.9,
         "quorum": 0.5,
         "dp_noise": "shared",
         "bits": 32.0,
@@ -232,7 +235,7 @@ def test_a_whole_number_will_do_where_any_is_meant(value: int) -> None:
     [
         *[("clients", value, "int") for value in ("4", 4.0, None, True)],
         *[("rounds", value, "int") for value in (2.5, True, NAN)],
-        ("batch_size", None, "int"),
+        ("local_epochs", None, "int"),
         ("seed", 1.5, "int"),
         ("train_examples", 100.5, "int"),
         ("lr", "0.1", "float"),

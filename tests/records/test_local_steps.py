@@ -321,6 +321,18 @@ def test_settings_come_back_from_what_is_stored() -> None:
         assert Resolved.of(found.stored) == found == resolved(found.stored, 83)
 
 
+def test_local_training_has_defaults_of_its_own_where_records_are_protected() -> None:
+    """Chosen on images held out of the training set: docs/results.md."""
+    plain, own = (resolved(RunConfig(algorithm="fedavg", dp_unit=unit), 99) for unit in ("client", "record"))
+    assert (plain.batch_size, plain.momentum, plain.lr_schedule) == (64, 0.9, "constant")
+    assert (own.batch_size, own.momentum, own.lr_schedule, own.lr_rule) == (256, 0.5, "cosine", "fixed")
+    assert own.lr == 10 * plain.lr
+    given = {"batch_size": 64, "momentum": 0.0, "lr_schedule": "constant", "lr": 0.3, "server_momentum": 0.0}
+    kept = resolved(RunConfig(algorithm="fedavg", dp_unit="record", **given), 99)
+    assert {name: getattr(kept, name) for name in given} == given
+    assert resolved(kept.stored, 99) == kept
+
+
 def test_plans_need_no_noise_for_records_elsewhere() -> None:
     assert site_plans(resolved(RunConfig(algorithm="fedavg"), 83), [3]) == []
 

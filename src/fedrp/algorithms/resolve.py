@@ -11,13 +11,15 @@ from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS
 from fedrp.mechanisms.cohort import least_uploads
 from fedrp.mechanisms.delivery import require_averageable
+from fedrp.records.promise import LR_FACTOR, training_defaults
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
 
 
 def resolved(config: RunConfig, parameters: int) -> Resolved:
     """The config with every default that its algorithm uses filled in; refuses settings it does not use."""
-    config = dataclasses.replace(config.stored, lr=learning_rate(config), lr_rule=_lr_rule(config))
+    lr, lr_rule = learning_rate(config), _lr_rule(config)
+    config = dataclasses.replace(training_defaults(config.stored), lr=lr, lr_rule=lr_rule)
     if config.trimmed_share:
         _require_trimmable(config)
     if config.secure_aggregation:
@@ -72,14 +74,14 @@ def learning_rate(config: RunConfig) -> float:
     if config.lr is not None:
         return config.lr
     lr = MODELS[config.model].learning_rate if config.model in MODELS else _DEFAULT_LR
-    return lr * method_of(config).lr_factor
+    return lr * (LR_FACTOR if config.record_private else method_of(config).lr_factor)
 
 
 def _lr_rule(config: RunConfig) -> str | None:
     """Whether the learning rate follows the number of steps: where there is such a rule, and none is given."""
     if "lr_rule" not in method_of(config).settings or config.lr_rule is not None:
         return config.lr_rule
-    return "steps" if config.stored.lr is None else "fixed"
+    return "fixed" if config.record_private or config.stored.lr is not None else "steps"
 
 
 def _require_summable(config: RunConfig) -> None:

@@ -5,6 +5,7 @@ secrets fixed, which no theorem of docs/privacy-proofs.md allows. It tells where
 """
 
 import concurrent.futures
+import dataclasses
 import multiprocessing
 import statistics
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import torch
 
 from fedrp.algorithms.resolve import learning_rate
 from fedrp.config.checks import require_choice
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved, RunConfig
 from fedrp.engines.choice import make_trainer
 from fedrp.engines.descent import local_sgd
 from fedrp.errors import ConfigError
@@ -26,6 +27,7 @@ from fedrp.learning.objective import Examples, Loss, Stack
 from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
+from fedrp.records.promise import training_defaults
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
 
@@ -82,13 +84,14 @@ def estimate_sensitivity(
     """
     require_choice("change", change, CHANGES)
     lr = learning_rate(config)
+    settings = Resolved.of(dataclasses.replace(training_defaults(config), lr=lr))
     if neighbours < 1 or not 0 <= client < config.clients:
         raise ConfigError(f"neighbours={neighbours} of client={client} is not valid: at least 1, client below clients")
     parts = split_among_clients(task, config)
     rng = RunSeed(config.seed).generator("neighbours", client)
     changed = [_changed(parts, client, change, rng) for _ in range(neighbours)]
     chunks = [changed[first : first + _TOGETHER - 1] for first in range(0, neighbours, _TOGETHER - 1)]
-    jobs = [_Job(config, lr, task.model, task.loss, client, (parts[client], *chunk)) for chunk in chunks]
+    jobs = [_Job(settings, task.model, task.loss, client, (parts[client], *chunk)) for chunk in chunks]
     if workers > 1 and len(jobs) > 1:
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(min(workers, len(jobs)), context) as pool:
@@ -110,8 +113,7 @@ def estimate_sensitivity(
 class _Job(NamedTuple):
     """Data sets to train on side by side, the first being the one at hand. Can be sent to another process."""
 
-    config: RunConfig
-    lr: float
+    config: Resolved
     factory: ModelFactory
     loss: Loss
     client: int
@@ -126,7 +128,7 @@ def _measured(job: _Job) -> tuple[Stack, float]:
     models = np.tile(start, (len(job.data), 1))
     distances, norms = [], []
     for round_ in range(1, config.rounds + 1):
-        sgd = local_sgd(config, job.lr, round_)
+        sgd = local_sgd(config, config.lr, round_)
         models = trainer.train(models, job.data, [job.client] * len(job.data), round_, sgd).copy()
         distances.append(np.linalg.norm(models[1:] - models[0], axis=1))
         norms.append(float(np.linalg.norm(models, axis=1).min()))

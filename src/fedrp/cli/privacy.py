@@ -47,7 +47,7 @@ _PLANNED = ("records", "batch_size", "local_epochs", "dp_epsilon", "noise_multip
 @click.option("--distance", type=float, help="distance of a client's vector to the span of the others'")
 @click.option("--secure-aggregation", is_flag=True, help="also the view of a server that sees sums only")
 @click.option("--records", help="plan noise for records: how many each site has, as 6000 or 6000,800")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="with --records: of a local step")
+@click.option("--batch-size", type=int, help="with --records: of a local step  [default: as in a run, 256]")
 @click.option("--local-epochs", type=int, default=1, show_default=True, help="with --records: of a round")
 @click.option("--dp-epsilon", type=float, help="with --records: target, from which the noise follows")
 @click.option("--noise-multiplier", type=float, help="with --records: noise, from which epsilon follows")

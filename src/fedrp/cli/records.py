@@ -9,7 +9,6 @@ from fedrp.cli.common import Settings, counting, leaks_more, tell_audit
 from fedrp.errors import ConfigError
 
 _SHOWN = ("algorithm", "dataset", "clients", "rounds", "headline", "sites")
-_STEPS = {"batch_size": 64, "local_epochs": 1, "rounds": 1}  # of a site, if nothing is said
 _NEAR = 1.5  # a kept run is near if its epsilon is at most so many times larger or smaller
 
 
@@ -17,7 +16,7 @@ def print_plan(
     records: str,
     delta: float,
     rounds: int,
-    batch_size: int,
+    batch_size: int | None,
     local_epochs: int,
     dp_epsilon: float | None,
     noise_multiplier: float | None,
@@ -29,6 +28,7 @@ def print_plan(
     Raises:
         ConfigError: not one of target and noise is given, or the numbers of records are none.
     """
+    from fedrp.records.promise import BATCH_SIZE
     from fedrp.records.steps import LocalSteps, plan
 
     if (dp_epsilon is None) == (noise_multiplier is None):
@@ -37,7 +37,7 @@ def print_plan(
         sizes = [int(part) for part in records.split(",")]
     except ValueError:
         raise ConfigError(f"records={records} is not valid: give whole numbers, as 6000 or 6000,800") from None
-    steps = [LocalSteps(size, batch_size, local_epochs, rounds) for size in sizes]
+    steps = [LocalSteps(size, BATCH_SIZE if batch_size is None else batch_size, local_epochs, rounds) for size in sizes]
     plans = [plan(own, delta, dp_epsilon, noise_multiplier) for own in steps]
     worst = max(math.inf if item["epsilon"] is None else float(item["epsilon"]) for item in plans)
     near = [] if results is None else _near(results, worst)
@@ -75,13 +75,14 @@ def print_audit(
     """
     from fedrp.auditing.records import RecordFault, audit_records
     from fedrp.config.checks import require_choice
-    from fedrp.records.promise import DEFAULT_EPSILON
+    from fedrp.records.promise import BATCH_SIZE, DEFAULT_EPSILON
     from fedrp.records.steps import LocalSteps
 
     fault = broken or RecordFault.NONE.value
     require_choice("broken", fault, [known.value for known in RecordFault])
     values = {name: value for name, value in given.items() if value is not None}
-    steps = LocalSteps(records, *(values.get(name, usual) for name, usual in _STEPS.items()))
+    usual = {"batch_size": BATCH_SIZE, "local_epochs": 1, "rounds": 1}
+    steps = LocalSteps(records, *(values.get(name, number) for name, number in usual.items()))
     delta, noise = values.get("dp_delta", 1e-5), values.get("noise_multiplier")
     if noise is None:
         noise = steps.noise_for(values.get("dp_epsilon", DEFAULT_EPSILON), delta)

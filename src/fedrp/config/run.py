@@ -50,13 +50,15 @@ class RunConfig:
     clients: int = setting(10, "number of clients K")
     rounds: int = setting(10, "number of rounds")
     local_epochs: int = setting(1, "local epochs E per round")
-    batch_size: int = setting(64, "examples per local step")
+    batch_size: int | None = setting(None, "examples per local step; default 64, to protect records 256")
     lr: float | None = setting(None, "learning rate of local SGD; default by model and algorithm")
     lr_rule: str | None = setting(
         None, "fixed, or steps: a longer step where a client takes few in a round ({names}); default steps without lr"
     )
-    lr_schedule: str = setting(CONSTANT, "learning rate over rounds: constant, cosine or warmup-cosine")
-    momentum: float = setting(0.9, "momentum of local SGD")
+    lr_schedule: str | None = setting(
+        None, "learning rate over rounds: constant (default), cosine (default to protect records) or warmup-cosine"
+    )
+    momentum: float | None = setting(None, "momentum of local SGD; default 0.9, to protect records 0.5")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
     augment: str = setting("none", "what happens to an image when it is taken: none or flip-crop")
     rho: float | None = setting(None, "ADMM penalty ({names}); default by algorithm")
@@ -158,7 +160,10 @@ class Resolved(RunConfig):
     Guarantees: no setting is `None`; every value is neutral or one that a user could give.
     """
 
+    batch_size: int = 64
     lr: float = 0.0
+    lr_schedule: str = CONSTANT
+    momentum: float = 0.9
     rho: float = 0.0
     lr_rule: str = ""
     projection: str = ""
@@ -199,9 +204,8 @@ class Resolved(RunConfig):
         require(self.clip > 0 or not self.noise_multiplier, "clip", self.clip, "a number above 0, as there is noise")
         neutral = {name for name, value in _NEUTRAL.items() if getattr(self, name) == value}
         # What a neutral value may also be: one that was chosen.
-        chosen = {"server_momentum", "quorum", "bits", "bits_down", "dp_noise"} - self.unset | (
-            {"noise_multiplier"} if self.clip > 0 and not self.dp_epsilon else set()
-        )
+        chosen = {"batch_size", "lr_schedule", "momentum", "server_momentum", "quorum", "bits", "bits_down", "dp_noise"}
+        chosen = chosen - self.unset | ({"noise_multiplier"} if self.clip > 0 and not self.dp_epsilon else set())
         object.__setattr__(self, "unset", frozenset(neutral - chosen))
         _ = self.stored  # which is checked as a user's settings are
 
@@ -265,7 +269,7 @@ def _check_local_training(config: RunConfig) -> None:
     require_whole(config, "local_epochs", "batch_size")
     require_positive(config, "lr", "rho")
     require_choice("lr_rule", config.lr_rule or "fixed", LR_RULES)
-    require_choice("lr_schedule", config.lr_schedule, LR_SCHEDULES)
+    require_choice("lr_schedule", config.lr_schedule or CONSTANT, LR_SCHEDULES)
     require_choice("augment", config.augment, AUGMENTS)
     require_below_one(config, "momentum")
     require_not_negative(config, "grad_clip", "proximal")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedrp.config.run import RunConfig
+from fedrp.config.run import Resolved
 from fedrp.config.schedule import lr_scale
 from fedrp.engines.augment import require_images, versions
 from fedrp.errors import DivergenceError
@@ -21,7 +21,7 @@ _STRETCH = 2**16  # floats of a row that are moved on at once
 _DIVERGED = 1000.0  # times the loss at the start of a round (plus 1): far beyond what a bad batch does
 
 
-def local_sgd(config: RunConfig, lr: float, round_: int, log_divergence: bool = False) -> LocalSGD:
+def local_sgd(config: Resolved, lr: float, round_: int, log_divergence: bool = False) -> LocalSGD:
     """How a client trains in a round of a run, with the run's learning rate."""
     return LocalSGD(
         lr,
