@@ -81,7 +81,10 @@ CIFAR_BITS = {0.1: CNN_PARAMETERS // 10 // 32 * 32, 1: CNN_PARAMETERS}
 
 
 # Patient-level privacy: every site protects its own records. 4,096 bytes: 4,092 numbers of 8 bits and a scale.
-RECORDS = "--rounds 30 --local-epochs 1 --dp-unit record --batch-size 256 --lr 1 --momentum 0.5 --server-momentum 0.5"
+RECORDS = (
+    "--rounds 30 --local-epochs 1 --dp-unit record --batch-size 256 --lr 1 --lr-schedule cosine --momentum 0.5 "
+    "--server-momentum 0.5"
+)
 RECORD_METHODS = {
     "subspace": "--algorithm fedrp-subspace --dim 4092 --bits 8 --bits-down 8",
     "fedavg": "--algorithm fedavg",

@@ -327,6 +327,7 @@ def test_local_training_has_defaults_of_its_own_where_records_are_protected() ->
     assert (plain.batch_size, plain.momentum, plain.lr_schedule) == (64, 0.9, "constant")
     assert (own.batch_size, own.momentum, own.lr_schedule, own.lr_rule) == (256, 0.5, "cosine", "fixed")
     assert own.lr == 10 * plain.lr
+    assert (plain.server_momentum, own.server_momentum) == (0.0, 0.5)
     given = {"batch_size": 64, "momentum": 0.0, "lr_schedule": "constant", "lr": 0.3, "server_momentum": 0.0}
     kept = resolved(RunConfig(algorithm="fedavg", dp_unit="record", **given), 99)
     assert {name: getattr(kept, name) for name in given} == given

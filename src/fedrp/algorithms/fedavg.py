@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import vectors_released, without_momentum
+from fedrp.algorithms.shared import vectors_released, with_server_momentum
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.records.promise import RECORD_SETTINGS, resolve_records
@@ -23,7 +23,7 @@ _MANY_STEPS = 40
 
 
 def _resolve(config: RunConfig, _parameters: int) -> Resolved:
-    return Resolved.of(resolve_records(without_momentum(config)))
+    return Resolved.of(resolve_records(with_server_momentum(config)))
 
 
 def step_size(lr: float, steps: int) -> float:

@@ -11,7 +11,7 @@ from fedrp.algorithms import servers
 from fedrp.algorithms.base import AVERAGING_SETTINGS, Algorithm
 from fedrp.algorithms.client_dp import PRIVACY_SETTINGS, releases, resolve_privacy
 from fedrp.algorithms.client_side import ClientSide, ClientState, Local, Participant, Upload, stacked
-from fedrp.algorithms.shared import vectors_released, without_momentum
+from fedrp.algorithms.shared import vectors_released, with_server_momentum
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.learning.objective import PLAIN
 from fedrp.privacy.events import Release
@@ -20,7 +20,7 @@ from fedrp.types import Vector
 
 
 def _resolve(config: RunConfig, _parameters: int) -> Resolved:
-    config = resolve_records(without_momentum(config))
+    config = resolve_records(with_server_momentum(config))
     return Resolved.of(config) if config.dp_unit == "record" else resolve_privacy(config)
 
 

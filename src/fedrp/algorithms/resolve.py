@@ -11,7 +11,7 @@ from fedrp.errors import ConfigError
 from fedrp.learning.zoo import MODELS
 from fedrp.mechanisms.cohort import least_uploads
 from fedrp.mechanisms.delivery import require_averageable
-from fedrp.records.promise import LR_FACTOR, training_defaults
+from fedrp.records.defaults import LR_FACTOR, training_defaults
 
 _DEFAULT_LR = 0.1  # for models that are not in the table
 

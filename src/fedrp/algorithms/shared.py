@@ -9,6 +9,7 @@ from fedrp.errors import ConfigError
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.rotation import ROTATIONS
+from fedrp.records.defaults import SERVER_MOMENTUM
 
 # Up to this many entries (1 GB) the paper's matrix is affordable; beyond it the default is the one of cost n.
 GAUSSIAN_ENTRIES = 2**28
@@ -41,9 +42,10 @@ def resolve_projection(config: RunConfig, parameters: int, family: str, rotation
     return dataclasses.replace(config, projection=family, rotation=rotation)
 
 
-def without_momentum(config: RunConfig) -> RunConfig:
-    """The config with no server momentum, unless it was asked for."""
-    return config if config.server_momentum is not None else dataclasses.replace(config, server_momentum=0.0)
+def with_server_momentum(config: RunConfig) -> RunConfig:
+    """The config with no server momentum unless it was asked for; under noise for records it steadies the mean."""
+    default = SERVER_MOMENTUM if config.record_private else 0.0
+    return config if config.server_momentum is not None else dataclasses.replace(config, server_momentum=default)
 
 
 def vectors_released(config: Resolved) -> list[Release]:

@@ -32,6 +32,7 @@ from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, make_projection
+from fedrp.records.defaults import SERVER_MOMENTUM
 from fedrp.records.promise import BOTH_SETTINGS, resolve_records
 from fedrp.types import FINGERPRINT_BYTES, Vector
 
@@ -93,6 +94,8 @@ def _default_size(config: RunConfig, parameters: int) -> Size:
 
 
 def _default_momentum(config: RunConfig, parameters: int) -> float:
+    if config.record_private:
+        return SERVER_MOMENTUM
     many, wide = config.expected_participants >= _CROWD, parameters <= _LONGEST_STEP**2 * (config.dim or 0)
     return _CROWD_MOMENTUM if many and wide else 0.0
 

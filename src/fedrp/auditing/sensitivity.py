@@ -27,7 +27,7 @@ from fedrp.learning.objective import Examples, Loss, Stack
 from fedrp.learning.pixels import floats
 from fedrp.learning.task import Task, split_among_clients
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, measured_norm_floor
-from fedrp.records.promise import training_defaults
+from fedrp.records.defaults import training_defaults
 from fedrp.rng import RunSeed
 from fedrp.types import Vector
 

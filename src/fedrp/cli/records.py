@@ -28,7 +28,7 @@ def print_plan(
     Raises:
         ConfigError: not one of target and noise is given, or the numbers of records are none.
     """
-    from fedrp.records.promise import BATCH_SIZE
+    from fedrp.records.defaults import BATCH_SIZE
     from fedrp.records.steps import LocalSteps, plan
 
     if (dp_epsilon is None) == (noise_multiplier is None):
@@ -75,7 +75,8 @@ def print_audit(
     """
     from fedrp.auditing.records import RecordFault, audit_records
     from fedrp.config.checks import require_choice
-    from fedrp.records.promise import BATCH_SIZE, DEFAULT_EPSILON
+    from fedrp.records.defaults import BATCH_SIZE
+    from fedrp.records.promise import DEFAULT_EPSILON
     from fedrp.records.steps import LocalSteps
 
     fault = broken or RecordFault.NONE.value

@@ -21,22 +21,8 @@ RECORD_SETTINGS = frozenset({"dp_unit"})  # with dp_unit=record also those of no
 BOTH_SETTINGS = RECORD_SETTINGS | {"record_epsilon", "record_clip"}
 DEFAULT_EPSILON = 3.0
 DEFAULT_CLIP = 1.0
-# Of local training under noise for records, chosen on held-out images (docs/results.md, experiment records-grid).
-BATCH_SIZE, _MOMENTUM, _LR_SCHEDULE = 256, 0.5, "cosine"
-LR_FACTOR = 10.0  # the learning rate, in units of the model's: clipped gradients are short, and noise wants few steps
 
 _ALONE = "the site's own noise is all that is counted: everyone else may work together"
-
-
-def training_defaults(config: RunConfig) -> RunConfig:
-    """The config with batch size, momentum and schedule where none is given: other ones where records are protected."""
-    protected = config.record_private
-    return dataclasses.replace(
-        config,
-        batch_size=config.batch_size or (BATCH_SIZE if protected else Resolved.batch_size),
-        momentum=config.momentum if config.momentum is not None else (_MOMENTUM if protected else Resolved.momentum),
-        lr_schedule=config.lr_schedule or (_LR_SCHEDULE if protected else Resolved.lr_schedule),
-    )
 
 
 def resolve_records(config: RunConfig) -> RunConfig:
