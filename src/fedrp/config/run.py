@@ -131,6 +131,11 @@ class RunConfig:
         return self.dp_unit != "client"
 
     @property
+    def sums_records(self) -> bool:
+        """Whether a round is one sum of single records' clipped gradients, of whose noise each client adds a share."""
+        return self.dp_unit == "record" and self.dp_noise == "shared"
+
+    @property
     def tolerant(self) -> bool:
         """Whether training goes on where it diverges, because to stop would tell what noise or a ball must hide."""
         return self.private or self.record_private or bool(self.ball)

@@ -146,7 +146,8 @@ def participation_hidden(config: RunConfig) -> bool:
     """
     by_coins = config.sampling == "poisson" and rarely_too_few(config) <= NEGLIGIBLE * config.dp_delta
     computed = config.dp_delta >= SMALLEST_DELTA
-    return by_coins and computed and config.dp_noise != "local" and config.quorum == 1.0
+    clients = config.dp_noise != "local" and not config.sums_records  # of records nothing is amplified
+    return by_coins and computed and clients and config.quorum == 1.0
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
@@ -195,4 +196,4 @@ def _finest_step(config: Resolved) -> float:
 
 def _largest(config: Resolved, participants: int) -> float:
     """The largest number of a noised upload, in units of C."""
-    return 1 + TAIL * max(noise_shares(config, participants))
+    return (config.batch_size if config.sums_records else 1) + TAIL * max(noise_shares(config, participants))

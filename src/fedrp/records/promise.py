@@ -1,7 +1,8 @@
 """Record-level differential privacy, the same for every algorithm that offers it: what noise in local steps is worth.
 
 The mechanism is in `fedrp.records.training`. Each site adds all of the noise itself, in every local step, so that what
-it sends, and all that others make of it, is post-processing: the promise holds against everyone else together.
+it sends, and all that others make of it, is post-processing: the promise holds against everyone else together. Where a
+round is one sum, sites may share the noise instead: see `fedrp.records.sums`.
 """
 
 import dataclasses
@@ -25,8 +26,10 @@ DEFAULT_CLIP = 1.0
 _ALONE = "the site's own noise is all that is counted: everyone else may work together"
 
 
-def resolve_records(config: RunConfig) -> RunConfig:
+def resolve_records(config: RunConfig, summable: bool = False) -> RunConfig:
     """The config with clip and target for records; as it is where they are not protected.
+
+    `summable` says that the algorithm can make a round of one sum, of whose noise each client adds a share.
 
     Raises:
         ConfigError: noise cannot be had as it is asked for.
@@ -47,13 +50,39 @@ def resolve_records(config: RunConfig) -> RunConfig:
         raise ConfigError(f"dp_delta={config.dp_delta:g} is too small for records: give at least {SMALLEST_DELTA:g}")
     if config.dp_unit == "both":
         return dataclasses.replace(config, record_clip=config.record_clip or DEFAULT_CLIP)
-    if config.dp_noise == "shared":
-        raise ConfigError(
-            "dp_noise=shared is not valid with dp_unit=record: the noise of others never enters a site's own local "
-            "steps, so each adds all of it: leave it out"
-        )
+    if config.sums_records:
+        _require_one_sum(config, summable)
     target = DEFAULT_EPSILON if config.noise_multiplier is None and config.dp_epsilon is None else config.dp_epsilon
-    return dataclasses.replace(config, dp_epsilon=target, clip=config.clip or DEFAULT_CLIP, dp_noise="local")
+    clip, who = config.clip or DEFAULT_CLIP, config.dp_noise or "local"
+    return dataclasses.replace(config, dp_epsilon=target, clip=clip, dp_noise=who)
+
+
+def _require_one_sum(config: RunConfig, summable: bool) -> None:
+    """Refuse shares of noise where a round is not one masked sum of clipped gradients that all count alike."""
+    epochs, weighting = config.local_epochs, config.weighting
+    if not summable:
+        raise _not_shared(f"{config.algorithm} sends no sum of gradients, use fedrp-subspace or fedavg-dp")
+    if epochs != 1:
+        raise _not_shared(
+            f"local_epochs={epochs} is several local steps, and a site's second would start from its own sum with a "
+            "share of the noise only, give 1"
+        )
+    if not config.secure_aggregation:
+        raise _not_shared(
+            "without masks the server sees single uploads, each with a share of the noise only, add "
+            "secure_aggregation=True"
+        )
+    if weighting != "uniform":
+        raise _not_shared(f"weighting={weighting} counts records of some sites more, leave it out: a sum has all alike")
+    if config.clip_quantile is not None:
+        raise _not_shared(f"clip_quantile={config.clip_quantile:g} moves each site's clip by itself, give a fixed clip")
+
+
+def _not_shared(reason: str) -> ConfigError:
+    return ConfigError(
+        f"dp_noise=shared does not go with dp_unit=record here: {reason}; or leave dp_noise out: then each site adds "
+        "all of the noise"
+    )
 
 
 class Protection(NamedTuple):
@@ -69,7 +98,15 @@ def protection(config: Resolved, records: int) -> Protection:
     """The clip and the noise of a site's local steps: its own noise for the common target, or the noise that is given.
 
     A site takes part in `most_rounds` rounds at most, and refuses more; who is sampled is not assumed to be hidden.
+
+    Raises:
+        ConfigError: a round is to be one sum, and has no room for so many records.
     """
+    if config.sums_records and records > config.batch_size:
+        raise _not_shared(
+            f"a site has {records} records, and batch_size={config.batch_size} would take several local steps: raise "
+            "batch_size to the records of the largest site"
+        )
     steps = LocalSteps(records, config.batch_size, config.local_epochs, most_rounds(config))
     both = config.dp_unit == "both"
     target, clip = (config.record_epsilon, config.record_clip) if both else (config.dp_epsilon, config.clip)
