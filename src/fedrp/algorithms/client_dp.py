@@ -12,10 +12,13 @@ from fedrp.errors import ConfigError
 from fedrp.mechanisms.cohort import participation_rate, rarely_too_few
 from fedrp.mechanisms.noise import (
     NEGLIGIBLE,
+    ONE_CURIOUS,
     participation_hidden,
+    require_noise_above_grid,
+    shares_added,
+    sums_seen,
     update_noise,
 )
-from fedrp.mechanisms.sharing import ONE_CURIOUS, require_noise_above_grid, shares_added, sums_seen
 from fedrp.privacy.events import (
     Adjacency,
     Adversary,

@@ -19,8 +19,7 @@ from fedrp.config.schedule import CONSTANT
 from fedrp.errors import ConfigError
 from fedrp.learning.objective import PLAIN
 from fedrp.privacy.events import Release
-from fedrp.records.promise import BOTH_SETTINGS, resolve_records
-from fedrp.records.sums import resolve_sums, step_of
+from fedrp.records.promise import BOTH_SETTINGS, resolve_records, resolve_sums, step_of
 from fedrp.types import Vector
 
 

@@ -56,7 +56,10 @@ FEDADMM = ServerSide("own", full_vector, mean_only, _differences)  # remembers: 
 
 
 def clipped_and_noised(config: Resolved) -> tuple[Mechanism, ...]:
-    """Clip and noise, where clients protect what they send; see `fedrp.algorithms.client_dp`, `fedrp.records.sums`."""
+    """Clip and noise, where clients protect what they send, or noise alone on sums of clipped gradients.
+
+    What both are worth: `fedrp.algorithms.client_dp` and `fedrp.records.promise`.
+    """
     if config.sums_records:
         records = RecordSum(config)
         return (records, Noise(config, records))

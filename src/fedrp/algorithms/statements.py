@@ -9,7 +9,6 @@ from fedrp.privacy.events import Release
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
 from fedrp.records.promise import record_releases
-from fedrp.records.sums import sum_releases
 
 
 def releases_of(config: Resolved, sizes: Iterable[int]) -> list[Release]:
@@ -20,8 +19,7 @@ def releases_of(config: Resolved, sizes: Iterable[int]) -> list[Release]:
     declared = method_of(config).releases(config)
     if config.record_private and not config.private:
         declared = [release for release in declared if _projected(release)]
-    of_records = sum_releases if config.sums_records else record_releases
-    return [*of_records(config, sizes), *declared]
+    return [*record_releases(config, sizes), *declared]
 
 
 def stated(config: Resolved, sizes: Iterable[int]) -> tuple[Guarantee, ...]:

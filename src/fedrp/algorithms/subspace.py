@@ -32,8 +32,7 @@ from fedrp.errors import ConfigError, ProtocolError
 from fedrp.learning.objective import Objective, Rows, Stack, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
 from fedrp.projection.families import FAMILIES, Projection, make_projection
-from fedrp.records.promise import BOTH_SETTINGS, resolve_records
-from fedrp.records.sums import resolve_sums, step_of
+from fedrp.records.promise import BOTH_SETTINGS, resolve_records, resolve_sums, step_of
 from fedrp.types import FINGERPRINT_BYTES, Precise, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
