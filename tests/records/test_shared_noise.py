@@ -232,10 +232,10 @@ def test_results_depend_neither_on_workers_nor_on_the_engine(task: Task) -> None
 # --- audit -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fault", "refuted"), [(Fault.NONE, False), (Fault.HALF_NOISE, True)])
-def test_the_audit_refutes_what_is_broken_and_nothing_else(fault: Fault, refuted: bool) -> None:
+@pytest.mark.parametrize(("fault", "trials", "refuted"), [(Fault.NONE, 60, False), (Fault.HALF_NOISE, 120, True)])
+def test_the_audit_refutes_what_is_broken_and_nothing_else(fault: Fault, trials: int, refuted: bool) -> None:
     """The canary is a record: its gradient, clip and sum, masks, shares and the server are the real ones."""
-    found = audit(config(clients=3, rounds=1, dim=6, dp_epsilon=8.0), 60, fault=fault, parameters=20)
+    found = audit(config(clients=3, rounds=1, dim=6, dp_epsilon=8.0), trials, fault=fault, parameters=20)
     assert found.claim.adversary is Adversary.SERVER_AND_CLIENT
     assert found.claim.adjacency is Adjacency.RECORD_ADD_REMOVE
     assert found.bounds.epsilon > 0
