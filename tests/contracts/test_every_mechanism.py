@@ -24,6 +24,7 @@ from fedrp.mechanisms.clip import Clip
 from fedrp.mechanisms.difference import Difference
 from fedrp.mechanisms.fixed_point import FixedPoint
 from fedrp.mechanisms.noise import Noise, grid_step
+from fedrp.mechanisms.record_sum import RecordSum
 from fedrp.mechanisms.shared_grid import SharedGrid
 
 CLIENTS, SIZE, C = 12, 50, 0.7
@@ -44,6 +45,13 @@ def clip_of(**changes: object) -> Mechanism:
 def noise_of(**changes: object) -> Mechanism:
     config = config_of(**changes)
     return Noise(config, Clip(config))
+
+
+def sums_of(**changes: object) -> tuple[Mechanism, Mechanism]:
+    """What a round of one sum of single records' gradients is made by, where a site has up to 100."""
+    summed = {"dp_unit": "record", "dp_noise": "shared", "batch_size": 100, "secure_aggregation": True}
+    config = config_of(**summed, **changes)
+    return RecordSum(config), Noise(config, RecordSum(config))
 
 
 def fixed_point_of(**changes: object) -> Mechanism:
@@ -68,6 +76,8 @@ EVERY: dict[str, Mechanism] = {
     "local noise": noise_of(dp_noise="local"),
     "noise on votes": noise_of(**ADAPTIVE),
     "no noise": noise_of(noise_multiplier=0.0),
+    "sum of records": sums_of()[0],
+    "noise on a sum of records": sums_of()[1],
     "difference": Difference(),
     "fixed point": fixed_point_of(),
     "fixed point after noise": fixed_point_after_noise(),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrp.auditing.canary import CanaryTrainer
+from fedrp.auditing.parties import CanaryTrainer
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.choice import make_trainer
 from fedrp.engines.descent import clipped

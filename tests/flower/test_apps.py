@@ -68,6 +68,16 @@ def test_same_config_and_seed_give_the_same_model(
     assert run.store()["missing"] == []
 
 
+@pytest.mark.parametrize("name", ["fedrp-subspace", "fedavg-dp"])
+def test_shared_noise_for_records_is_that_of_the_simulator(name: str, tmp_path: Path) -> None:
+    shared = {"dp_unit": "record", "dp_noise": "shared", "secure_aggregation": True, "batch_size": 40, "clip": 1.0}
+    run = FlowerFederation(tmp_path, tiny_config(name, noise_multiplier=2.0, **shared))
+    run.run()
+    result = run.simulated()
+    for client in range(4):
+        np.testing.assert_array_equal(run.model(client), result.model)
+
+
 @pytest.mark.parametrize("changes", [{}, {"secure_aggregation": True}, {"aggregation": "median"}], ids=str)
 def test_the_mean_of_final_models_is_that_of_the_simulator_and_everyone_has_it(
     changes: dict[str, object], tmp_path: Path

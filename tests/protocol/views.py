@@ -129,7 +129,7 @@ def watched(config: RunConfig) -> Iterator[Watch]:
         (client,) = clients
         watch.steps = tuple(
             (key and key.reveal(), None if aggregate is None else aggregate.tobytes())
-            for key, aggregate in client.history
+            for key, aggregate, _ in client.history
         )
         watch.key = local.key and local.key.reveal()
         return algorithm.client.round(local, clients)

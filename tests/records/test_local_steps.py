@@ -294,7 +294,6 @@ def test_divergence_stops_nobody(task: Task) -> None:
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
-        ({"dp_noise": "shared"}, "the noise of others never enters a site's own local steps"),
         ({"dp_delta": 1e-14}, "too small for records"),
         ({"dp_unit": "both"}, "dp_unit=both and record_epsilon go together"),
         ({"record_clip": 1.0}, "with dp_unit=record give clip"),

@@ -7,17 +7,16 @@ so that the sum over a round's participants carries N(0, (zC)^2) in each coordin
 import dataclasses
 import math
 
-from fedrp.algorithms.shared import SUMS_ONLY
 from fedrp.config.run import DEFAULT_QUORUM, Resolved, RunConfig
-from fedrp.crypto.secure_aggregation import MIN_SUMMED
 from fedrp.errors import ConfigError
 from fedrp.mechanisms.cohort import participation_rate, rarely_too_few
 from fedrp.mechanisms.noise import (
     NEGLIGIBLE,
-    TAIL,
-    coarsest_step,
-    noise_shares,
+    ONE_CURIOUS,
     participation_hidden,
+    require_noise_above_grid,
+    shares_added,
+    sums_seen,
     update_noise,
 )
 from fedrp.privacy.events import (
@@ -31,15 +30,11 @@ from fedrp.privacy.events import (
     Unsupported,
 )
 from fedrp.privacy.gaussian_mechanism import calibrate_noise_multiplier
-from fedrp.privacy.noise import rounding_delta
 from fedrp.privacy.numerics import binomial
-from fedrp.types import MAX_COUNT
 
 PRIVACY_SETTINGS = frozenset({"clip", "noise_multiplier", "dp_epsilon", "dp_noise", "clip_quantile"})
 DEFAULT_EPSILON = 10.0
 DEFAULT_CLIP = 0.3  # what a client learns in a few local steps; with 1 the noise is louder than that (docs/results.md)
-_TAIL_MASS = math.erfc(TAIL / math.sqrt(2))
-_LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
 
 
 def resolve_privacy(config: RunConfig) -> Resolved:
@@ -61,32 +56,8 @@ def resolve_privacy(config: RunConfig) -> Resolved:
     resolved = Resolved.of(chosen)
     update_noise(resolved)  # refuses an adaptive clip that the noise does not allow
     if resolved.secure_aggregation:
-        _require_noise_above_grid(resolved)
+        require_noise_above_grid(resolved)
     return resolved
-
-
-def _require_noise_above_grid(config: Resolved) -> None:
-    try:
-        cost = _rounding(config)
-    except ConfigError:  # the bound does not hold for so little noise
-        cost = 1.0
-    if cost > config.dp_delta / 1000:
-        raise ConfigError(
-            f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
-            "use more noise, or secure_aggregation=False"
-        )
-
-
-def _rounding(config: Resolved) -> float:
-    """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
-    if config.dp_noise == "local" or not config.noise_multiplier:
-        return 0.0  # post-processing of a noisy vector, or no noise at all
-    cost, step = 0.0, coarsest_step(config)
-    for count in (MIN_SUMMED, config.clients):
-        cut = MAX_COUNT * count * config.rounds * _TAIL_MASS * (1 + math.exp(_LARGEST_EPSILON))
-        smallest = min(noise_shares(config, count))
-        cost = max(cost, cut + rounding_delta(smallest, step, count, MAX_COUNT, config.rounds, _LARGEST_EPSILON))
-    return cost
 
 
 def releases(config: Resolved) -> list[Release]:
@@ -98,9 +69,7 @@ def releases(config: Resolved) -> list[Release]:
     if config.dp_noise == "local":
         own = (clipped, "every client adds all of the noise itself")
         return [Release(adversary, client, seen, own) for adversary in Adversary if adversary.real]
-    shared: tuple[str, ...] = (clipped, "the clients of the quorum add their shares of the noise")
-    if config.secure_aggregation:
-        shared = (*shared, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")
+    shared = (clipped, *shares_added(config))
     alone = _seen_by_the_server(config, seen, shared)
     if participation_hidden(config):
         rarely = f"{rarely_too_few(config):.1g}"
@@ -112,12 +81,9 @@ def releases(config: Resolved) -> list[Release]:
         ]
     return [
         *alone,
-        Release(Adversary.CLIENTS, client, seen, (*shared, _ONE_CURIOUS)),
+        Release(Adversary.CLIENTS, client, seen, (*shared, ONE_CURIOUS)),
         Release(Adversary.MODEL_HOLDER, client, seen, shared),
     ]
-
-
-_ONE_CURIOUS = "at most one curious client, who knows its own share of the noise"
 
 
 def _seen(config: Resolved, own_share: float = 0.0, hidden: bool = False) -> Event:
@@ -132,7 +98,7 @@ def _seen_by_a_participant(config: Resolved, shared: tuple[str, ...]) -> tuple[E
     if fewest < 2:
         return Unsupported("a client knows its own share of the noise, which may be all of it"), ()
     often = f"at least {fewest} clients take part in every round, as they do but for a millionth of delta"
-    return _seen(config, own_share=1 / fewest), (*shared, _ONE_CURIOUS, often)
+    return _seen(config, own_share=1 / fewest), (*shared, ONE_CURIOUS, often)
 
 
 def _seen_by_the_server(config: Resolved, seen: Event, shared: tuple[str, ...]) -> list[Release]:
@@ -141,12 +107,8 @@ def _seen_by_the_server(config: Resolved, seen: Event, shared: tuple[str, ...]) 
     if not config.secure_aggregation:
         single = Unsupported("a client adds only its share of the noise, and the server sees single uploads")
         return [Release(adversary, client, single) for adversary in both]
-    assumed = (*shared, *SUMS_ONLY)
-    if config.quorum < 1:
-        # The sum of those left out carries only their shares, and late uploads complete it.
-        late = "the server discards unread what comes from clients left out of a round (not needed with quorum 1)"
-        assumed = (*assumed, late)
+    assumed = (*shared, *sums_seen(config))
     if participation_hidden(config):
         own = _seen_by_a_participant(config, assumed)
         return [Release(both[0], client, seen, assumed), Release(both[1], client, *own)]
-    return [Release(both[0], client, seen, assumed), Release(both[1], client, seen, (*assumed, _ONE_CURIOUS))]
+    return [Release(both[0], client, seen, assumed), Release(both[1], client, seen, (*assumed, ONE_CURIOUS))]

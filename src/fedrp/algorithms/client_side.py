@@ -9,6 +9,7 @@ import torch
 
 from fedrp.config.run import Resolved
 from fedrp.crypto.secret import SecretKey
+from fedrp.errors import ProtocolError
 from fedrp.learning.objective import Objective, Stack
 from fedrp.mechanisms.base import Normals, OwnWords, Purpose
 from fedrp.projection.families import Projection
@@ -31,6 +32,7 @@ class Step(NamedTuple):
 
     key: SecretKey | None
     aggregate: Vector | None  # None for round 0, the set-up
+    round: int = 0
 
 
 class Participant(NamedTuple):
@@ -38,6 +40,10 @@ class Participant(NamedTuple):
 
     state: ClientState
     history: Sequence[Step]  # from the last round it took part in (0: the set-up) to the one before this
+
+
+def _no_sums(_start: Stack, _objective: Objective) -> Precise:
+    raise ProtocolError("no records are summed here")
 
 
 class Local(NamedTuple):
@@ -49,13 +55,14 @@ class Local(NamedTuple):
     rotate: Callable[[SecretKey], Rotation]
     train: Callable[[Stack, Objective], Stack]  # the clients of this call, in order
     device: torch.device = _CPU  # that trains, and that the objective's tensors are on
+    sums: Callable[[Stack, Objective], Precise] = _no_sums  # of single records' clipped gradients, a row per client
 
 
 class Upload(NamedTuple):
     """A client's new state and its update, which mechanisms make the upload of."""
 
     state: ClientState
-    vector: Vector
+    vector: Vector | Precise  # precise where it must be exact until noise is added
     fingerprint: bytes = NO_FINGERPRINT  # of the common model, where all clients must hold the same
 
 

@@ -27,7 +27,7 @@ from fedrp.mechanisms.base import AtClient, AtServer, Mechanism, Numbers, Reach
 from fedrp.mechanisms.difference import Difference
 from fedrp.mechanisms.fixed_point import FixedPoint
 from fedrp.mechanisms.shared_grid import SharedGrid
-from fedrp.types import Vector
+from fedrp.types import Precise, Vector
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Pipeline:
         coding = aggregate_coding_of(size - told, bits)
         return WithExact(coding, told) if told and bits < FULL else aggregate_coding_of(size, bits)
 
-    def sent(self, update: Vector, context: AtClient) -> Numbers:
+    def sent(self, update: Vector | Precise, context: AtClient) -> Numbers:
         """What a client sends of its update: words where a mechanism makes some, float32 otherwise."""
         upload: Numbers = update
         for mechanism in self.mechanisms:
@@ -121,7 +121,7 @@ def _for_masks(config: Resolved, named: tuple[Mechanism, ...]) -> tuple[Mechanis
     """What makes words of an upload that masks go on, if they do."""
     if not config.secure_aggregation:
         return ()
-    if config.bits == FULL or (config.private and config.noise_multiplier):
+    if config.bits == FULL or ((config.private or config.sums_records) and config.noise_multiplier):
         return (FixedPoint(config, named),)
     return (SharedGrid(config, any(isinstance(mechanism, Difference) for mechanism in named)),)
 

@@ -12,11 +12,11 @@ import math
 
 import numpy as np
 
-from fedrp.algorithms.shared import SUMS_ONLY
 from fedrp.compression.coding import FULL
 from fedrp.config.run import Resolved
 from fedrp.errors import PrivacyError
 from fedrp.mechanisms.cohort import needed
+from fedrp.mechanisms.noise import SUMS_ONLY
 from fedrp.privacy.events import Adjacency, Adversary, Composed, Event, ProjectedRelease, Release, Unsupported
 from fedrp.privacy.sensitivity import Basis, NormFloor, Sensitivity, ball_sensitivity, project_to_ball
 from fedrp.types import Vector

@@ -12,6 +12,7 @@ from fedrp.mechanisms.base import Mechanism, Reach
 from fedrp.mechanisms.clip import Clip
 from fedrp.mechanisms.difference import Difference
 from fedrp.mechanisms.noise import Noise
+from fedrp.mechanisms.record_sum import RecordSum
 from fedrp.privacy.certificate import CERTIFICATE_CONFIDENCE, consensus_certificate
 from fedrp.projection.tags import projection_tag
 from fedrp.types import Vector
@@ -55,7 +56,13 @@ FEDADMM = ServerSide("own", full_vector, mean_only, _differences)  # remembers: 
 
 
 def clipped_and_noised(config: Resolved) -> tuple[Mechanism, ...]:
-    """Clip and noise, where clients protect what they send; see `fedrp.algorithms.client_dp`."""
+    """Clip and noise, where clients protect what they send, or noise alone on sums of clipped gradients.
+
+    What both are worth: `fedrp.algorithms.client_dp` and `fedrp.records.promise`.
+    """
+    if config.sums_records:
+        records = RecordSum(config)
+        return (records, Noise(config, records))
     clip = Clip(config)
     return (clip, Noise(config, clip)) if config.private else ()
 

@@ -16,12 +16,6 @@ GAUSSIAN_ENTRIES = 2**28
 
 _PAPERS_DIM = 1000
 
-# What statements about masked uploads rest on.
-SUMS_ONLY = (
-    "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
-    "X25519, HKDF and AES are as good as ideal",
-)
-
 
 def papers_size(_config: RunConfig, parameters: int) -> Size:
     """What a client sends if nothing is said: the paper's number of dimensions, as float32."""

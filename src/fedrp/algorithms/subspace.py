@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,12 +29,12 @@ from fedrp.compression.coding import FULL, Size
 from fedrp.config.run import Resolved, RunConfig
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError, ProtocolError
-from fedrp.learning.objective import Objective, Rows, on_device
+from fedrp.learning.objective import Objective, Rows, Stack, on_device
 from fedrp.privacy.events import Adjacency, Adversary, Event, NonPrivate, Release, Unsupported
-from fedrp.projection.families import FAMILIES, make_projection
+from fedrp.projection.families import FAMILIES, Projection, make_projection
 from fedrp.records.defaults import SERVER_MOMENTUM
-from fedrp.records.promise import BOTH_SETTINGS, resolve_records
-from fedrp.types import FINGERPRINT_BYTES, Vector
+from fedrp.records.promise import BOTH_SETTINGS, resolve_records, resolve_sums, step_of
+from fedrp.types import FINGERPRINT_BYTES, Precise, Vector
 
 # A step of length s in theta moves w by up to ||A|| s, mostly in directions that have nothing to do with the gradient.
 # Steps may be this many times as long as they would be without a projection, and a round with many steps may move w as
@@ -63,11 +63,13 @@ _SKETCH_GRID = 2.0**-7
 
 
 def _resolve(config: RunConfig, parameters: int) -> Resolved:
-    rotation = "haar" if (config.dim or 0) <= _HAAR_SIZE else "hadamard"
-    config = resolve_projection(config, parameters, "sign", rotation)
+    config = resolve_projection(config, parameters, "sign", _default_rotation(config))
     if config.server_momentum is None:
         config = dataclasses.replace(config, server_momentum=_default_momentum(config, parameters))
-    config = resolve_records(config)
+    config = resolve_records(config, summable=True)
+    if config.sums_records:
+        _require_not_turned(config)
+        return resolve_sums(config)
     if config.private:
         return resolve_privacy(config)
     if config.record_private:
@@ -81,12 +83,27 @@ def _resolve(config: RunConfig, parameters: int) -> Resolved:
     return Resolved.of(config)
 
 
+def _default_rotation(config: RunConfig) -> str:
+    if config.sums_records:
+        return "none"
+    return "haar" if (config.dim or 0) <= _HAAR_SIZE else "hadamard"
+
+
+def _require_not_turned(config: RunConfig) -> None:
+    """Refuse a rotation where sums must stay exact until noise is added: one record may change how all is rounded."""
+    if config.rotation != "none":
+        raise ConfigError(
+            f"rotation={config.rotation} rounds what one record must move by at most clip, so it does not go with "
+            "dp_unit=record and dp_noise=shared: leave it out, or leave out dp_noise"
+        )
+
+
 def _default_size(config: RunConfig, parameters: int) -> Size:
     """What is sent if nothing is said: one bit a number, as few numbers as the rotation of is proved to hide.
 
     With noise the paper's number: noise is the louder the more numbers carry it. Weighted sums under masks are exact.
     """
-    if config.private or (config.secure_aggregation and config.weighting != "uniform"):
+    if config.private or config.sums_records or (config.secure_aggregation and config.weighting != "uniform"):
         return papers_size(config, parameters)
     numbers = min(parameters, _HAAR_SIZE, max(_FEWEST, parameters // _SHARE))
     bits = _BITS_OF_ALL if numbers == parameters else 1.0
@@ -107,6 +124,12 @@ def step_size(lr: float, momentum: float, norm_bound: float, steps: int) -> floa
     """
     share = min(1.0, _path(_FREE_STEPS, momentum) / _path(steps, momentum))
     return lr * min(1.0, share * _LONGEST_STEP / norm_bound)
+
+
+def _step_size(config: Resolved, projection: Projection) -> Callable[[int], float]:
+    """The learning rate on theta in a round of so many steps."""
+    long = projection.norm_bound * coarseness(config.bits_down)
+    return functools.partial(step_size, config.lr, config.momentum, long)
 
 
 def coarseness(bits: float) -> float:
@@ -143,9 +166,12 @@ def _consensus(local: Local, clients: Sequence[Participant]) -> list[ClientState
 def _finish(local: Local, client: Participant) -> ClientState:
     model, velocity = client.state
     beta = np.float32(local.config.server_momentum)
-    for key, aggregate in client.history:
+    for key, aggregate, round_ in client.history:
         if aggregate is not None and key is not None:
-            step = local.project(key).adjoint(local.rotate(key).adjoint(aggregate))
+            projection = local.project(key)
+            step = projection.adjoint(local.rotate(key).adjoint(aggregate))
+            if local.config.sums_records:
+                step = np.float32(step_of(local.config, _step_size(local.config, projection)(1), round_)) * step
             if beta:
                 velocity = step = beta * velocity + step
             model = model + step
@@ -169,12 +195,13 @@ def _round(local: Local, clients: Sequence[Participant]) -> list[Upload]:
         return gradients + pull * theta
 
     start = np.zeros((len(clients), config.dim), np.float32)
-    rate = functools.partial(
-        step_size, config.lr, config.momentum, projection.norm_bound * coarseness(config.bits_down)
-    )
-    thetas = local.train(start, Objective(gradient, weights, rate, at_once=True, project=matrix.forward))
+    rate = _step_size(config, projection)
+    objective = Objective(gradient, weights, rate, at_once=True, project=matrix.forward)
     marks = {id(state): fingerprint(config.projection, key, state.model) for state in states}
-    sent = local.rotate(key).forward(thetas)
+    if config.sums_records:  # learning rate and momentum come with the aggregate
+        sent: Stack | Precise = local.sums(start, objective)
+    else:
+        sent = local.rotate(key).forward(local.train(start, objective))
     return [Upload(state, vector, marks[id(state)]) for state, vector in zip(states, sent, strict=True)]
 
 

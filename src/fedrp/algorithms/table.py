@@ -127,7 +127,8 @@ def _idle(config: RunConfig, name: str) -> frozenset[str]:
         used |= PRIVACY_SETTINGS
     idle = frozenset[str]().union(*(method.settings for method in known.values())) - used
     # With noise the range of masked numbers follows from the clip.
-    ranged = config.secure_aggregation and not (config.private and "dp_epsilon" in used)
+    noised = config.sums_records or (config.private and "dp_epsilon" in used)
+    ranged = config.secure_aggregation and not noised
     return idle if ranged else idle | {"secure_range"}
 
 

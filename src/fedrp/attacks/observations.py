@@ -173,7 +173,7 @@ def _model(view: View, keys: Keys, round_: int) -> Vector:
     initial = secret_initial(public.model, keys[0]) if keys else public_initial(public.model, seed)
     pipeline = Pipeline.of(public.config, algorithm.server)
     updates = {past: pipeline.update_of(aggregate) for past, aggregate in _aggregates(view).items()}
-    history = [Step(keys.get(past), updates.get(past)) for past in range(round_)]
+    history = [Step(keys.get(past), updates.get(past), past) for past in range(round_)]
     size = layout_of(built(public.model)).size
     local = Local(public.config, None, _project(view, size), _rotate(view), _no_training)
     start = Participant(algorithm.client.init(public.config, initial), history)

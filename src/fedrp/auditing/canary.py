@@ -4,6 +4,7 @@ Clients and server are the real ones (`fedrp.protocol`), and an adversary sees w
 local training is replaced: a canary's takes the worst step there is, the others' take none.
 
 - Noise mechanisms: inside, the canary's gradient is long and points in a fixed direction; outside, it is zero.
+- Shared noise for records: the canary is a record, whose gradient and clip are the real ones; outside, it is missing.
 - Printed FedRP in a ball: inside, the canary moves straight away from the origin; outside, straight towards it.
 
 What is broken on purpose (`Fault`) is broken in what runs, not in what is claimed.
@@ -11,29 +12,26 @@ What is broken on purpose (`Fault`) is broken in what runs, not in what is claim
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
 from fedrp.algorithms.resolve import resolved
+from fedrp.algorithms.statements import releases_of
 from fedrp.algorithms.table import ALGORITHMS, BASELINES, methods
 from fedrp.auditing.carrier import BenchCarrier
 from fedrp.auditing.lower_bounds import AuditBounds, FloatArray, audit_bounds
+from fedrp.auditing.parties import CANARY, CURIOUS, CanaryTrainer, prepared, roster, site, stand_in
 from fedrp.compression.coding import FULL, Coding
 from fedrp.config.checks import require, require_choice
 from fedrp.config.run import Resolved, RunConfig
-from fedrp.crypto.roster import Roster
 from fedrp.crypto.secret import SecretKey
 from fedrp.errors import ConfigError
-from fedrp.learning.initial import drawn_initial, initial_laws, public_initial
+from fedrp.learning.initial import drawn_initial
 from fedrp.learning.norm_floor import with_norm_floor
-from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
-from fedrp.learning.trainer import LocalModel, make_local_model
 from fedrp.privacy.events import Adversary, Event
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import statements
@@ -41,19 +39,15 @@ from fedrp.projection.families import Projection, make_projection
 from fedrp.projection.rotation import Rotation, make_rotation
 from fedrp.protocol import server as server_side
 from fedrp.protocol import wire
-from fedrp.protocol.client_state import Client, Site, Workbench
+from fedrp.protocol.client_state import Client, Workbench
 from fedrp.protocol.rounds import begin, rounds
 from fedrp.protocol.server_state import hellos_matter, new_server
 from fedrp.protocol.wire import Kind
 from fedrp.rng import RunSeed
 from fedrp.simulation.carrier import NoStore
-from fedrp.simulation.identities import simulated_roster, simulated_site
 from fedrp.types import Vector
 
-CANARY, CURIOUS = 0, 1  # the client whose data changes, and one that looks
-PUSH = 1e3  # length of the canary's gradient: far beyond every clip and every ball
 _RUN = b"fedrp audit run."
-_NOBODY = Examples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
 
 # Whose claim is put to the test: the strongest adversary that has one.
 _STRONGEST_FIRST = (Adversary.SERVER_AND_CLIENT, Adversary.SERVER, Adversary.CLIENTS, Adversary.MODEL_HOLDER)
@@ -162,13 +156,8 @@ def _resolved(config: RunConfig, parameters: int) -> Resolved:
     return resolved(with_norm_floor(given, factory), parameters)
 
 
-def stand_in(parameters: int) -> nn.Module:
-    """A model of so many parameters: local training is replaced, so it only has to have them."""
-    return nn.Linear(parameters, 1, bias=False)
-
-
 def _claim(config: Resolved, adversary: Adversary | None) -> tuple[Guarantee, Event]:
-    releases = ALGORITHMS[config.algorithm].releases(config)
+    releases = releases_of(config, [1])
     found = dict(zip(releases, statements(releases, config.dp_delta), strict=True))
     if adversary is None:
         proved = {statement.adversary for statement in found.values() if statement.epsilon}
@@ -183,43 +172,13 @@ def _broken(config: Resolved, fault: Fault) -> Resolved:
     """What runs in place of what was claimed."""
     if fault in (Fault.NONE, Fault.REUSED_KEY):
         return config
-    if not config.private:
+    if not (config.private or config.sums_records):
         raise ConfigError(f"broken={fault.value} is not valid: algorithm '{config.algorithm}' adds no noise here")
     share = {Fault.NO_NOISE: 0.0, Fault.HALF_NOISE: 0.5}[fault]
     return dataclasses.replace(config, noise_multiplier=share * config.noise_multiplier)
 
 
 # --- one run -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CanaryTrainer:
-    """A `Trainer` under the adversary's control: one step, of the canary only."""
-
-    model: LocalModel
-    inside: bool = True
-    radial: bool = False  # along the model itself, or in a fixed direction
-
-    def train(
-        self,
-        start: Stack,
-        _data: Sequence[Examples],
-        clients: Sequence[int],
-        _round: int,
-        _sgd: LocalSGD,
-        objective: Objective = PLAIN,
-    ) -> Stack:
-        """Each client's variables after one step of the adversary's choice."""
-        rows, variables = slice(None), on_device(start, self.model.device)
-        weights = variables if objective.weights is None else objective.weights(variables, rows)
-        gradients = torch.zeros_like(weights)
-        for row, client in enumerate(clients):
-            if client == CANARY and self.radial:
-                gradients[row] = (-PUSH if self.inside else PUSH) * weights[row]
-            elif client == CANARY and self.inside:
-                gradients[row] = float(PUSH / np.sqrt(np.float32(weights.shape[1])))
-        reached: Stack = (variables - objective.direction(variables, gradients, rows)).cpu().numpy()
-        return reached
 
 
 @dataclass(frozen=True)
@@ -236,7 +195,7 @@ class Mechanism:
         config = dataclasses.replace(self.config, rotation="none" if self.config.rotation else "", deliver=deliver)
         bench = self._bench(config, inside, seed)
         server = new_server(config, _RUN, self.parameters)
-        sites = [_site(seed, client) for client in range(config.clients)]
+        sites = [site(seed, client, inside and client == CANARY, self.parameters) for client in range(config.clients)]
         states = [Client(client) for client in range(config.clients)]
         carrier, store = BenchCarrier(config.clients, 1, bench, sites, states, hellos_matter(server)), NoStore()
         # With the same secrets, what is under the masks is what would be sent without them.
@@ -253,7 +212,7 @@ class Mechanism:
         return run
 
     def _bench(self, config: Resolved, inside: bool, seed: int) -> Workbench:
-        template, laws, public, model = _prepared(self.parameters)
+        template, laws, public, model = prepared(self.parameters)
 
         @functools.lru_cache(maxsize=2)
         def project(key: SecretKey) -> Projection:
@@ -266,23 +225,7 @@ class Mechanism:
             return public if key is None else drawn_initial(template, laws, key)
 
         trainer = CanaryTrainer(model, inside, config.algorithm == "fedrp")
-        return Workbench(config, _RUN, _roster(seed, config.clients), trainer, project, rotate, initial)
-
-
-@functools.lru_cache(maxsize=4)
-def _prepared(parameters: int) -> tuple[Vector, list[Any], Vector, LocalModel]:
-    factory = functools.partial(stand_in, parameters)
-    model = make_local_model(factory, nn.functional.mse_loss, torch.device("cpu"), RunSeed(0))
-    return *initial_laws(factory), public_initial(factory, RunSeed(0)), model
-
-
-@functools.lru_cache(maxsize=1)
-def _roster(seed: int, clients: int) -> Roster:
-    return simulated_roster(RunSeed(seed), clients)
-
-
-def _site(seed: int, client: int) -> Site:
-    return simulated_site(RunSeed(seed), client, _NOBODY)
+        return Workbench(config, _RUN, roster(seed, config.clients), trainer, project, rotate, initial)
 
 
 def _numbers(packet: bytes, kind: Kind, coding: Coding, round_: int | None = None) -> Vector:

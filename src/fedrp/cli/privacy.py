@@ -177,8 +177,9 @@ def audit(
     RUN_FOLDER is that of a run whose settings are audited, from `fedrp run`; options win. With noise, what is claimed
     depends on the noise and the rounds alone: --clients 4 --dim 8 is much faster than a large run's own numbers.
     With --dp-unit record: the local steps of a site with so many --records, each of which may be a canary.
+    With --dp-noise shared as well: masked sums of all sites, as without --dp-unit, and the canary is one record.
     """
-    if given.get("dp_unit") == "record":
+    if given.get("dp_unit") == "record" and given.get("dp_noise") != "shared":
         from fedrp.cli.records import print_audit
 
         print_audit(given, records, trials, canaries or records, confidence, broken, as_json)

@@ -56,7 +56,7 @@ class RunConfig:
         None, "fixed, or steps: a longer step where a client takes few in a round ({names}); default steps without lr"
     )
     lr_schedule: str | None = setting(
-        None, "learning rate over rounds: constant (default), cosine (default to protect records) or warmup-cosine"
+        None, "constant, cosine (default to protect records) or warmup-cosine learning rate"
     )
     momentum: float | None = setting(None, "momentum of local SGD; default 0.9, to protect records 0.5")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
@@ -79,9 +79,7 @@ class RunConfig:
     quorum: float | None = setting(None, "share of participants that a round needs; default 0.5, with shared noise 1")
     weighting: str = setting("uniform", "weights of the average: uniform or samples")
     aggregation: str = setting("mean", "what the server makes of uploads: mean, median or trimmed:F (F from each end)")
-    server_momentum: float | None = setting(
-        None, "momentum of the common model over rounds ({names}); default 0 or by size"
-    )
+    server_momentum: float | None = setting(None, "momentum of the common model ({names}); default by mode and size")
     deliver: str | None = setting(
         None, "the final model: client (that of one) or average (all send theirs once) ({names}); default by algorithm"
     )
@@ -131,6 +129,11 @@ class RunConfig:
     def record_private(self) -> bool:
         """Whether clients clip and noise what each record does to a local step."""
         return self.dp_unit != "client"
+
+    @property
+    def sums_records(self) -> bool:
+        """Whether a round is one sum of single records' clipped gradients, of whose noise each client adds a share."""
+        return self.dp_unit == "record" and self.dp_noise == "shared"
 
     @property
     def tolerant(self) -> bool:

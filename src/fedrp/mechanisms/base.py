@@ -110,14 +110,14 @@ class Mechanism(Protocol):
 
 
 class Bound(Protocol):
-    """What bounds updates, so that noise can be measured by it: a `Mechanism`, too."""
+    """What bounds how far a client, or a record, moves an upload, so that noise can be measured: a `Mechanism`, too."""
 
     @property
     def told(self) -> int:
         """How many of the numbers are not those of the update, but of norm 1/2 each in units of the bound."""
 
     def bound(self, previous: Vector | None) -> float:
-        """The largest norm of an update, in the round after this aggregate."""
+        """The largest such distance, in the round after this aggregate."""
 
     def largest_bound(self, round_: int) -> float:
         """What `bound` can be up to a round."""

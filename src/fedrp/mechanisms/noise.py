@@ -14,13 +14,13 @@ import numpy as np
 from fedrp.compression.coding import FULL
 from fedrp.compression.grid import WORD_BITS, Scale, finest
 from fedrp.config.run import Resolved, RunConfig
-from fedrp.crypto.secure_aggregation import Cohort
+from fedrp.crypto.secure_aggregation import MIN_SUMMED, Cohort
 from fedrp.errors import ConfigError
 from fedrp.mechanisms.base import AtClient, Bound, Mechanism, Numbers, Reach
 from fedrp.mechanisms.cohort import largest_cohort, rarely_too_few
-from fedrp.privacy.noise import noise_share, update_noise_multiplier
+from fedrp.privacy.noise import noise_share, rounding_delta, update_noise_multiplier
 from fedrp.privacy.pld import SMALLEST_DELTA
-from fedrp.types import Precise, Vector
+from fedrp.types import MAX_COUNT, Precise, Vector
 
 TAIL = 16.0  # deviations after which noise is cut off before masking: 1e-57 of it
 NEGLIGIBLE = 1e-6  # of delta: rare enough to be stated as an assumption
@@ -30,6 +30,15 @@ _FEW_GRID_BITS = 3  # under masks with few bits: 1/8 of a deviation is as good (
 _FAR = 10.0  # deviations
 _SMALL_COHORT = 64
 _CHUNK = 1 << 20
+
+# What statements about masked uploads rest on.
+SUMS_ONLY = (
+    "masks hide single uploads: clients keep the rules of secure aggregation and their keys",
+    "X25519, HKDF and AES are as good as ideal",
+)
+ONE_CURIOUS = "at most one curious client, who knows its own share of the noise"
+_TAIL_MASS = math.erfc(TAIL / math.sqrt(2))
+_LARGEST_EPSILON = 50.0  # up to which the cost of rounding is stated
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,8 @@ def participation_hidden(config: RunConfig) -> bool:
     """
     by_coins = config.sampling == "poisson" and rarely_too_few(config) <= NEGLIGIBLE * config.dp_delta
     computed = config.dp_delta >= SMALLEST_DELTA
-    return by_coins and computed and config.dp_noise != "local" and config.quorum == 1.0
+    clients = config.dp_noise != "local" and not config.sums_records  # of records nothing is amplified
+    return by_coins and computed and clients and config.quorum == 1.0
 
 
 # --- the grid --------------------------------------------------------------------------------------------------------
@@ -195,4 +205,47 @@ def _finest_step(config: Resolved) -> float:
 
 def _largest(config: Resolved, participants: int) -> float:
     """The largest number of a noised upload, in units of C."""
-    return 1 + TAIL * max(noise_shares(config, participants))
+    return (config.batch_size if config.sums_records else 1) + TAIL * max(noise_shares(config, participants))
+
+
+# --- what shares rest on ---------------------------------------------------------------------------------------------
+
+
+def require_noise_above_grid(config: Resolved) -> None:
+    """Refuse noise so small that rounding before masking would cost more than a thousandth of delta."""
+    try:
+        cost = _rounding(config)
+    except ConfigError:  # the bound does not hold for so little noise
+        cost = 1.0
+    if cost > config.dp_delta / 1000:
+        raise ConfigError(
+            f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
+            "use more noise, or secure_aggregation=False"
+        )
+
+
+def _rounding(config: Resolved) -> float:
+    """What is added to delta, at most, because noisy vectors are rounded and cut off before they are masked."""
+    if config.dp_noise == "local" or not config.noise_multiplier:
+        return 0.0  # post-processing of a noisy vector, or no noise at all
+    cost, step = 0.0, coarsest_step(config)
+    for count in (MIN_SUMMED, config.clients):
+        cut = MAX_COUNT * count * config.rounds * _TAIL_MASS * (1 + math.exp(_LARGEST_EPSILON))
+        smallest = min(noise_shares(config, count))
+        cost = max(cost, cut + rounding_delta(smallest, step, count, MAX_COUNT, config.rounds, _LARGEST_EPSILON))
+    return cost
+
+
+def shares_added(config: Resolved) -> tuple[str, ...]:
+    """What statements about shared noise rest on."""
+    shares = "the clients of the quorum add their shares of the noise"
+    if not config.secure_aggregation:
+        return (shares,)
+    return (shares, f"rounding before masking adds less than {_rounding(config) + 1e-30:.0e} to delta")
+
+
+def sums_seen(config: Resolved) -> tuple[str, ...]:
+    """What statements about shared noise rest on where the server looks."""
+    # The sum of those left out carries only their shares, and late uploads complete it.
+    late = "the server discards unread what comes from clients left out of a round (not needed with quorum 1)"
+    return SUMS_ONLY if config.quorum == 1 else (*SUMS_ONLY, late)

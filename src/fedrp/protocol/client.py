@@ -20,7 +20,6 @@ from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.engines.descent import local_sgd
 from fedrp.errors import ProtocolError
 from fedrp.learning.objective import Objective, Stack
-from fedrp.learning.trainer import Trainer
 from fedrp.mechanisms import quorum
 from fedrp.mechanisms.base import AtClient
 from fedrp.mechanisms.cohort import most_rounds
@@ -41,7 +40,7 @@ from fedrp.protocol.history import Past, past_rounds
 from fedrp.protocol.wire import Kind, Message
 from fedrp.records.promise import protection
 from fedrp.records.training import RecordNoise, RecordTrainer
-from fedrp.types import FINGERPRINT_BYTES, Vector
+from fedrp.types import FINGERPRINT_BYTES, Precise, Vector
 
 _log = logging.getLogger(__name__)
 
@@ -128,14 +127,17 @@ def _train(bench: Workbench, round_: int, works: Sequence[_Work]) -> list[tuple[
         trainer = _record_trainer(bench, works) if config.record_private else bench.trainer
         return trainer.train(start, data, indices, round_, sgd, objective)
 
+    def sums(start: Stack, objective: Objective) -> Precise:
+        return _record_trainer(bench, works).sums(start, data, sgd, objective)
+
     key = opened_keys(bench, works[0].client, works[0].site)(round_)
     plans = [_plan(bench, work.client, work.site, work.inbox, round_) for work in works]
-    local = Local(config, key, bench.project, bench.rotate, train, bench.trainer.model.device)
+    local = Local(config, key, bench.project, bench.rotate, train, bench.trainer.model.device, sums)
     uploads = bench.algorithm.client.round(local, [plan.participant for plan in plans])
     return list(zip(plans, uploads, strict=True))
 
 
-def _record_trainer(bench: Workbench, works: Sequence[_Work]) -> Trainer:
+def _record_trainer(bench: Workbench, works: Sequence[_Work]) -> RecordTrainer:
     secrets = [work.site.entropy.noise(bench.run, _call_of(work).round, work.inbox.digest) for work in works]
     found = [protection(bench.config, len(work.site.data.y)) for work in works]
     noise = [RecordNoise(*own, secret.derive("records")) for own, secret in zip(found, secrets, strict=True)]
@@ -183,7 +185,7 @@ def _plan(bench: Workbench, client: Client, site: Site, inbox: Inbox, round_: in
     transcript = bench.settings if memory == "aggregate" else client.transcript or bench.settings
     for key, step in zip(keys, past, strict=True) if bench.config.secure_aggregation else ():
         transcript = extended(transcript, round_ if memory == "own" else 0, step.round, step.aggregate, key)
-    history = [Step(key, _update_of(bench, step)) for key, step in zip(keys, past, strict=True)]
+    history = [Step(key, _update_of(bench, step), step.round) for key, step in zip(keys, past, strict=True)]
     previous = past[-1].aggregate if past else client.last  # nothing to apply: all rounds since were given up
     return _Plan(Participant(state, history), past, previous, transcript)
 

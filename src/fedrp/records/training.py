@@ -87,6 +87,21 @@ class RecordTrainer:
             reached[row] = client.descend(begin[row : row + 1]).cpu().numpy()
         return reached
 
+    def sums(self, start: Stack, data: Sequence[Examples], sgd: LocalSGD, objective: Objective = PLAIN) -> Precise:
+        """The sum of all records' clipped gradients at `start` (k x d), without noise: exact in double precision.
+
+        For a round that is one such sum: `fedrp.mechanisms.record_sum` says who adds the noise.
+        """
+        gradients, begin = per_example(self.model), on_device(start, self.model.device)
+        require_images(sgd.augment, data)
+        found = np.empty(start.shape)
+        for row, (part, own) in enumerate(zip(data, self.protection, strict=True)):
+            here, rows = part.on(self.model.device), slice(row, row + 1)
+            weights = begin[rows] if objective.weights is None else objective.weights(begin[rows], rows)
+            client = SiteRound(gradients, self.microbatch, here, own, sgd, objective, row)
+            found[row], _ = client.clipped_sum(weights[0], 0, own.clip, start.shape[1])
+        return found
+
 
 class Gradients(Protocol):
     """What gives the gradients of single examples: `PerExample`, or what an audit puts in its place."""
@@ -124,14 +139,7 @@ class SiteRound:
 
     def noised_mean(self, weights: torch.Tensor, step: int, clip: float, size: int) -> tuple[Precise, float]:
         """The noised sum of a batch over its expected size, and the C of the next step."""
-        total, below = torch.zeros(size, dtype=torch.float64, device=weights.device), 0.0
-        seed = int(self._secret("layers", step).keystream(8).view("<u8")[0]) >> 1
-        for gradients in self.gradients.gradients(weights, *self._batch(step), self.microbatch, seed):
-            mapped = gradients if self.objective.project is None else self.objective.project(gradients)
-            bounded, short = clipped_rows(mapped, clip)
-            total += bounded.sum(dim=0, dtype=torch.float64)
-            below += short - len(gradients) / 2
-        noised = total.cpu().numpy()
+        noised, below = self.clipped_sum(weights, step, clip, size)
         deviation = clip * self.own.sum_noise
         grid = 2.0 ** (math.floor(math.log2(deviation)) - _NOISE_BITS) if deviation else None
         add_noise(noised, deviation, grid, self._secret("noise", step).fine_normals)
@@ -140,6 +148,17 @@ class SiteRound:
             clip *= math.exp(-_CLIP_RATE * (min(1.0, max(0.0, share)) - self.own.quantile))
             clip = max(clip, SMALLEST_CLIP)
         return noised / self.own.steps.expected, clip
+
+    def clipped_sum(self, weights: torch.Tensor, step: int, clip: float, size: int) -> tuple[Precise, float]:
+        """The exact sum of a batch's clipped gradients, and how many more than half of them were below C."""
+        total, below = torch.zeros(size, dtype=torch.float64, device=weights.device), 0.0
+        seed = int(self._secret("layers", step).keystream(8).view("<u8")[0]) >> 1
+        for gradients in self.gradients.gradients(weights, *self._batch(step), self.microbatch, seed):
+            mapped = gradients if self.objective.project is None else self.objective.project(gradients)
+            bounded, short = clipped_rows(mapped, clip)
+            total += bounded.sum(dim=0, dtype=torch.float64)
+            below += short - len(gradients) / 2
+        return total.cpu().numpy(), below
 
     def _batch(self, step: int) -> Examples:
         """The records whose coins say so."""

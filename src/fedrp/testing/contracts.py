@@ -123,7 +123,7 @@ class Round:
     def aggregate(self, uploads: list[Upload]) -> Vector:
         """What the server makes of uploads, all of weight 1."""
         weight = float(len(uploads))
-        vectors, weights = [upload.vector for upload in uploads], [1.0] * len(uploads)
+        vectors, weights = [upload.vector.astype(np.float32) for upload in uploads], [1.0] * len(uploads)
         return self.pipeline.aggregate(
             self.past[:2], weighted_sum(vectors, weights, self.pipeline.divisor or weight), weight
         )
