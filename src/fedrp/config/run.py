@@ -55,9 +55,7 @@ class RunConfig:
     lr_rule: str | None = setting(
         None, "fixed, or steps: a longer step where a client takes few in a round ({names}); default steps without lr"
     )
-    lr_schedule: str | None = setting(
-        None, "constant, cosine (default to protect records) or warmup-cosine learning rate"
-    )
+    lr_schedule: str | None = setting(None, "learning rate over rounds: constant, cosine or warmup-cosine")
     momentum: float | None = setting(None, "momentum of local SGD; default 0.9, to protect records 0.5")
     grad_clip: float = setting(1.0, "largest norm of a local gradient; 0 for no limit")
     augment: str = setting("none", "what happens to an image when it is taken: none or flip-crop")
