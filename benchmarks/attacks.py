@@ -39,6 +39,7 @@ KEPT, TABLE = kept.FOLDER, "attacks"
 COMMAND = "python benchmarks/attacks.py run"
 PAGE = ROOT / "docs" / "attacks.md"
 FIGURES = ROOT / "docs" / "figures"
+SIZE = 1000
 BUDGETS = (10, 50, 100, 200, 500, 1000, 5000, 10000)
 SEEDS = (0, 1, 2)
 
@@ -463,8 +464,10 @@ def draw_budgets(results: dict[str, Any]) -> None:
 
 def tables(results: dict[str, Any]) -> dict[str, str]:
     first = list(CASES).index("fedavg-batch-4")
+    other_sizes = [f"subspace-insider-{m}" for m in BUDGETS if m != SIZE]
     return {
-        "inversion": inversion_table(results, list(CASES)[:first]),
+        "inversion": inversion_table(results, [name for name in list(CASES)[:first] if name not in other_sizes]),
+        "inversion-sizes": inversion_table(results, other_sizes),
         "variants": inversion_table(results, list(CASES)[first:]),
         "links": links_table(results),
         "labels": labels_table(results),
