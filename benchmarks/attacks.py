@@ -2,7 +2,7 @@
 
     python benchmarks/attacks.py run                run what neither attacks.jsonl nor runs/attacks/ has yet
     python benchmarks/attacks.py run NAME ...       run these again ("all": everything, about half an hour)
-    python benchmarks/attacks.py render             keep what was run, write figures and tables
+    python benchmarks/attacks.py render             keep what was run, write figures and tables, print the others
 
 What was run is kept in runs/attacks/ with its images. `render` puts it into benchmarks/results/attacks.jsonl, each
 result with its own origin, and takes the rest from there; images are not kept there, so the figure of them is drawn
@@ -39,6 +39,7 @@ KEPT, TABLE = kept.FOLDER, "attacks"
 COMMAND = "python benchmarks/attacks.py run"
 PAGE = ROOT / "docs" / "attacks.md"
 FIGURES = ROOT / "docs" / "figures"
+SIZE = 1000
 BUDGETS = (10, 50, 100, 200, 500, 1000, 5000, 10000)
 SEEDS = (0, 1, 2)
 
@@ -461,13 +462,12 @@ def draw_budgets(results: dict[str, Any]) -> None:
     figure.savefig(FIGURES / "attacks_budget.png", dpi=110)
 
 
-def render() -> None:
-    results = keep_all()
-    draw_images(results)
-    draw_budgets(results)
+def tables(results: dict[str, Any]) -> dict[str, str]:
     first = list(CASES).index("fedavg-batch-4")
-    tables = {
-        "inversion": inversion_table(results, list(CASES)[:first]),
+    other_sizes = [f"subspace-insider-{m}" for m in BUDGETS if m != SIZE]
+    return {
+        "inversion": inversion_table(results, [name for name in list(CASES)[:first] if name not in other_sizes]),
+        "inversion-sizes": inversion_table(results, other_sizes),
         "variants": inversion_table(results, list(CASES)[first:]),
         "links": links_table(results),
         "labels": labels_table(results),
@@ -475,7 +475,14 @@ def render() -> None:
         "shadows": shadows_table(results),
         "keys": keys_table(results),
     }
-    for name, text in tables.items():
+
+
+def render() -> None:
+    """Draw the figures, write the tables that the page has, and print the others."""
+    results = keep_all()
+    draw_images(results)
+    draw_budgets(results)
+    for name, text in tables(results).items():
         placed(name, text, PAGE)
 
 

@@ -1,6 +1,7 @@
 """Parts of the pages of measurements: what is between two comments is written there by what measures it."""
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ _TIED = "\N{NO-BREAK SPACE}"  # no line ends here
 
 
 def placed(name: str, text: str, page: Path = PAGE) -> None:
-    """Put a text between the comments of this name."""
+    """Put a text between the comments of this name; print one that the page leaves out."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, _, rest = page.read_text().partition(begin)
     _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"{page} has no place for it: {begin} ... {end}")
+        sys.stdout.write(f"{text.strip()}\n\n")
+        return
     page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
 
 

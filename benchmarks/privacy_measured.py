@@ -2,7 +2,7 @@
 
     python benchmarks/privacy_measured.py run joint-view     the clients' vectors along a training run (10 minutes)
     python benchmarks/privacy_measured.py run audit          lower bounds on epsilon, mechanism by mechanism (minutes)
-    python benchmarks/privacy_measured.py render             write the tables between the markers of docs/privacy.md
+    python benchmarks/privacy_measured.py render             write the tables of docs/privacy.md, print the others
 
 What was measured is kept in benchmarks/results/privacy.jsonl with the command, seed and commit that made it.
 """
@@ -20,6 +20,7 @@ import kept
 import numpy as np
 import numpy.typing as npt
 from origin import origin_of
+from page import placed
 
 from fedrp.algorithms.resolve import resolved
 from fedrp.backends.processes import ProcessBackend
@@ -226,14 +227,10 @@ def _finite(value: Any) -> Any:
 
 
 def render() -> None:
-    page = PAGE.read_text()
     for name, (_, table) in EXPERIMENTS.items():
         if result := kept.find(command_of(name)):
-            begin, end = f"<!-- measured {name}: begin -->", f"<!-- measured {name}: end -->"
-            before, rest = page.split(begin)
             origin = f"`{result['origin']['command']}`, seed 0, commit {result['origin']['commit']}."
-            page = f"{before}{begin}\n\n{table(result)}\n\n{origin}\n\n{end}{rest.split(end)[1]}"
-    PAGE.write_text(page)
+            placed(f"measured {name}", f"{table(result)}\n\n{origin}", PAGE)
 
 
 def main() -> None:

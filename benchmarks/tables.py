@@ -368,11 +368,12 @@ def rounds_table() -> str:
     )
 
 
-def robust_table() -> str:
-    """What `benchmarks/robust.py` kept: for each study, a line for each algorithm and rule."""
-    everything = list(kept.read("robust").values())
+def robust_table(names: Iterable[str] = tuple(STUDIES)) -> str:
+    """What `benchmarks/robust.py` kept: for each of these studies, a line for each algorithm and rule."""
+    everything = [line for line in kept.read("robust").values() if line["study"] in names]
     parts = []
-    for name, study in STUDIES.items():
+    for name in names:
+        study = STUDIES[name]
         parts.append(filled(f"**{study.title}.** Accuracy %; {_seeds(study.seeds)}."))
         rows = []
         for algorithm, rule in itertools.product(study.algorithms, RULES):
@@ -428,6 +429,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compression": compression_table,
     "private-grids": grids_table,
     "robust": robust_table,
+    "robust-even": functools.partial(robust_table, ("mnist-mini",)),
     "rounds": rounds_table,
     "total": total_table,
 }
