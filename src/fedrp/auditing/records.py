@@ -29,7 +29,7 @@ from torch import nn
 from fedrp.auditing.lower_bounds import FloatArray, audit_bounds, clopper_pearson
 from fedrp.config.checks import require
 from fedrp.crypto.secret import SecretKey
-from fedrp.engines.per_example import per_example
+from fedrp.engines.per_example import Block, per_example
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD
 from fedrp.learning.pixels import Inputs, floats
 from fedrp.learning.trainer import LocalModel, make_local_model
@@ -189,7 +189,7 @@ class _Claim:
         data = Examples(records, torch.zeros(len(records)))
         for _ in range(self.steps.rounds):
             own = RecordNoise(runs, clip, share * self.noise_multiplier, 0.0, SecretKey(rng.bytes(KEY_BYTES)))
-            site = SiteRound(gradients, max(1, len(records)), data, own, _SGD, PLAIN, 0)
+            site = SiteRound(gradients, self.steps.records + 1, data, own, _SGD, PLAIN, 0)
             for step in range(self.steps.of_a_round):
                 mean, _ = site.noised_mean(weights, step, clip, len(weights))
                 found.append(mean * runs.expected)
@@ -212,13 +212,12 @@ class _WholeBatch:
 
     single: Gradients
 
-    def gradients(
-        self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, microbatch: int, seed: int
-    ) -> Iterator[torch.Tensor]:
+    def gradients(self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, places: int, seed: int) -> Iterator[Block]:
         """One row: the sum."""
-        rows = [part.sum(dim=0) for part in self.single.gradients(weights, floats(x), y, microbatch, seed)]
+        found = self.single.gradients(weights, floats(x), y, places, seed)
+        rows = [block.rows[: block.used].sum(dim=0) for block in found]
         if rows:
-            yield torch.stack(rows).sum(dim=0)[None]
+            yield Block(torch.stack(rows).sum(dim=0)[None], 1)
 
 
 def _bounds(steps: LocalSteps, scores: FloatArray, delta: float, confidence: float) -> Bounds:
