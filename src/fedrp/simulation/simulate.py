@@ -115,7 +115,7 @@ def simulate(
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
     if setup.config.record_private:
         preflight_records(task.model, task.loss, parts[0], device)
-    privacy = stated(setup.config, [len(part.y) for part in parts])
+    privacy = stated(setup.config, [len(part.y) for part in parts], simulated=True)
     outlook = outlook_of(setup.config, layout.size, initial_norm_floor(task.model)) if setup.config.private else None
     if outlook:
         _log.warning("%s", outlook)
