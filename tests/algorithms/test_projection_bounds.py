@@ -337,7 +337,8 @@ def test_a_floor_that_protects_nothing_is_no_guarantee_and_no_failure() -> None:
 
 
 def test_what_cannot_be_stated_is_found_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stated(*_given: object) -> None:
+    def stated(*_given: object, simulated: bool) -> None:
+        assert simulated
         raise ConfigError("there is no such statement")
 
     monkeypatch.setattr(importlib.import_module("fedrp.simulation.simulate"), "stated", stated)

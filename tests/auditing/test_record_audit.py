@@ -1,9 +1,14 @@
 """The audit of record-level noise: what is intact passes, what is broken is caught."""
 
+import json
+
 import numpy as np
 import pytest
 
+from fedrp.auditing.examples import audit_example
 from fedrp.auditing.records import RecordAudit, RecordFault, audit_records, coins_p_value, guessed_epsilon
+from fedrp.cli import main
+from fedrp.errors import ConfigError
 from fedrp.records.steps import LocalSteps
 
 ALL = LocalSteps(12, 12, 1, 1)  # every record in every batch
@@ -57,3 +62,33 @@ def test_many_right_guesses_are_rare_with_a_small_epsilon() -> None:
     values = [coins_p_value(100, 100, 80, epsilon, 1e-5) for epsilon in (0.0, 0.5, 1.0, 2.0)]
     assert values == sorted(values)
     assert coins_p_value(100, 100, 80, 0.5, 1e-3) > coins_p_value(100, 100, 80, 0.5, 1e-6)
+
+
+# --- an example that does not belong ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "trials"), [(ALL, 60), (FEW, 12)])
+def test_an_image_that_does_not_belong_does_not_refute_what_is_intact(steps: LocalSteps, trials: int) -> None:
+    found = audit_example(steps, steps.noise_for(4.0, 1e-5), 1e-5, trials)
+    assert not found.violated
+    assert set(found.games) == {"example"}
+    assert found.lower_bound <= found.claimed == pytest.approx(4.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("fault", "trials"), [(RecordFault.NO_NOISE, 40), (RecordFault.HALF_NOISE, 60)])
+def test_an_image_that_does_not_belong_shows_that_noise_is_missing(fault: RecordFault, trials: int) -> None:
+    assert audit_example(ALL, ALL.noise_for(4.0, 1e-5), 1e-5, trials, fault=fault).violated
+
+
+@pytest.mark.parametrize("canary", ["gradient", "example"])
+def test_the_command_plays_with_either_canary(canary: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--dp-unit=record", "--records=3", "--batch-size=3", "--noise-multiplier=2", "--trials=4"]
+    main(["audit", *options, f"--canary={canary}", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert ("lower_bound_example" in told) == (canary == "example")
+    assert not told["violated"]
+
+
+def test_more_records_than_there_are_images_are_refused() -> None:
+    with pytest.raises(ConfigError, match="records=70000 is not valid"):
+        audit_example(LocalSteps(70_000, 70_000, 1, 1), 1.0, 1e-5, 4)

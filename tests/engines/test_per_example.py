@@ -1,13 +1,13 @@
 """Per-example gradients: those of a loop over single examples, by every way and for every bundled model."""
 
 import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
 from torch import nn
 
-from fedrp.engines.per_example import FUNC, LOOP, OPACUS, per_example
+from fedrp.engines.per_example import FUNC, LOOP, OPACUS, Block, per_example
 from fedrp.errors import ConfigError
 from fedrp.learning.layout import layout_of, replace_batchnorm
 from fedrp.learning.objective import Loss
@@ -38,8 +38,11 @@ def weights_of(model: LocalModel) -> torch.Tensor:
 def rows(
     model: LocalModel, x: torch.Tensor, y: torch.Tensor, way: str = FUNC, microbatch: int = 2, seed: int = 0
 ) -> torch.Tensor:
-    parts = per_example(model, way).gradients(weights_of(model), x, y, microbatch, seed)
-    return torch.cat([part.clone() for part in parts])
+    return in_order(per_example(model, way).gradients(weights_of(model), x, y, microbatch, seed))
+
+
+def in_order(blocks: Iterable[Block]) -> torch.Tensor:
+    return torch.cat([block.rows[: block.used].clone() for block in blocks][::-1])
 
 
 def one_by_one(model: LocalModel, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -122,15 +125,16 @@ def test_layers_of_the_largest_model_are_tried_quickly() -> None:
 @pytest.mark.parametrize("microbatch", [1, 2, 5, 100])
 def test_microbatches_change_nothing(way: str, microbatch: int) -> None:
     model, (x, y) = local(TinyNet()), tiny_examples()
-    sizes = [len(part) for part in per_example(model, way).gradients(weights_of(model), x, y, microbatch, 0)]
-    assert sizes == [len(part) for part in y.split(microbatch)]
+    blocks = list(per_example(model, way).gradients(weights_of(model), x, y, microbatch, 0))
+    assert [block.used for block in blocks][::-1] == [len(part) for part in y.split(microbatch)]
+    assert {len(block.rows) for block in blocks} == {microbatch}
     require_equal(rows(model, x, y, way, microbatch), one_by_one(model, x, y))
 
 
 def test_rows_are_written_over_by_those_after_them() -> None:
     model, (x, y) = local(TinyNet()), tiny_examples(4)
     first, second = per_example(model).gradients(weights_of(model), x, y, 2, 0)
-    assert first.data_ptr() == second.data_ptr()
+    assert first.rows.data_ptr() == second.rows.data_ptr()
 
 
 def test_no_examples_give_no_rows() -> None:
@@ -144,9 +148,9 @@ def test_rows_are_those_of_the_weights_that_are_given(way: str) -> None:
     model, (x, y) = local(TinyNet()), tiny_examples()
     given = per_example(model, way)
     before, other = weights_of(model), weights_of(model).mul_(2.0)
-    first = torch.cat([part.clone() for part in given.gradients(before, x, y, 3, 0)])
+    first = in_order(given.gradients(before, x, y, 3, 0))
     kept = other.clone()
-    second = torch.cat([part.clone() for part in given.gradients(other, x, y, 3, 0)])
+    second = in_order(given.gradients(other, x, y, 3, 0))
     assert torch.equal(other, kept)
     model.layout.bind(model.module, before)
     require_equal(first, one_by_one(model, x, y))
@@ -158,7 +162,7 @@ def test_images_as_bytes_are_taken_as_training_takes_them() -> None:
     model = local(MODELS["lenet5"].build(MNIST, 10), dtype=torch.float32)
     pixels = Pixels(torch.arange(2 * 784).reshape(2, *MNIST).to(torch.uint8), Scale((0.1,), (0.3,)))
     found = per_example(model).gradients(weights_of(model), pixels, torch.tensor([1, 2]), 2, 0)
-    require_equal(next(found), one_by_one(model, pixels.floats(), torch.tensor([1, 2])))
+    require_equal(next(found).rows, one_by_one(model, pixels.floats(), torch.tensor([1, 2])))
 
 
 # --- models and losses of other kinds --------------------------------------------------------------------------------
@@ -302,7 +306,9 @@ def test_a_layer_that_is_not_called_as_a_layer_is_not_missed_by_opacus() -> None
 
 def test_a_model_that_looks_at_its_numbers_is_left_to_the_loop() -> None:
     model, (x, y) = local(Chooses()), tiny_examples()
-    with pytest.raises(ConfigError, match=r"^per-example gradients of this model fail .*'loop' takes any model$"):
+    with pytest.raises(
+        ConfigError, match=r"^per-example gradients .* even for an example of zeros: .*'loop' takes any model$"
+    ):
         rows(model, x, y)
     require_equal(rows(model, x, y, LOOP), one_by_one(model, x, y))
 

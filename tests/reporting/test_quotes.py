@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedrp import RunConfig, Task, simulate
 from fedrp.cli import main
+from fedrp.privacy.assumptions import SIMULATED
 from fedrp.privacy.bounds import BOUNDS, MEANINGS
 from fedrp.privacy.events import Adversary
 from fedrp.privacy.report import NEIGHBOURS, projection_report
 from fedrp.reporting.statements import quote, upwards
+from flower_helpers import FlowerFederation
+from helpers import tiny_config
 
 REPORT = ["privacy", "--dim=100", "--alpha=0.01", "--rounds=5"]
 
@@ -42,6 +46,26 @@ def test_a_run_has_a_row_and_a_line_to_quote_per_adversary(
                 assert mark in line
     assert ("[1]" in text) == bool(noise)
     assert json.loads(shown(capsys, "privacy", str(tmp_path / "run"), "--json")) == result.as_json()["privacy"]
+
+
+@pytest.mark.parametrize("noise", [{}, {"dp_epsilon": 4.0}, {"dp_unit": "record", "dp_epsilon": 4.0}])
+def test_a_simulation_says_that_its_own_secrets_are_public(
+    noise: dict[str, Any], task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = simulate(RunConfig("fedrp-subspace", clients=4, rounds=1, dim=10, **noise), task, out=tmp_path / "run")
+    stated = [item for item in result.privacy if item.epsilon]
+    assert bool(stated) == bool(noise)
+    assert all(SIMULATED in item.assumptions for item in stated)
+    assert (SIMULATED in shown(capsys, "privacy", str(tmp_path / "run"))) == bool(noise)
+
+
+@pytest.mark.parametrize("unit", [{}, {"dp_unit": "record"}])
+def test_a_deployment_does_not_say_so(unit: dict[str, str], tmp_path: Path) -> None:
+    run = FlowerFederation(tmp_path, tiny_config("fedavg-dp", dp_noise="local", **unit))
+    run.run()
+    told = [text for text in run.status(1)["privacy"] if text.startswith("epsilon")]
+    assert told
+    assert not any("simulation" in text for text in told)
 
 
 def test_every_bound_says_what_it_is() -> None:

@@ -11,7 +11,8 @@ which is more than leaves a site, and exactly what the claim covers. Two games:
 - *One run*: many canaries in directions of their own, each there by a fair coin; who guesses the coins better than
   epsilon allows refutes it (Steinke, Nasr, Jagielski 2023).
 
-What is broken on purpose is broken in what runs, not in what is claimed.
+What is broken on purpose is broken in what runs, not in what is claimed. `fedrp.auditing.examples` plays with a real
+model and an example that does not belong.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from torch import nn
 from fedrp.auditing.lower_bounds import FloatArray, audit_bounds, clopper_pearson
 from fedrp.config.checks import require
 from fedrp.crypto.secret import SecretKey
-from fedrp.engines.per_example import per_example
+from fedrp.engines.per_example import Block, per_example
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD
 from fedrp.learning.pixels import Inputs, floats
 from fedrp.learning.trainer import LocalModel, make_local_model
@@ -41,8 +42,8 @@ from fedrp.rng import RunSeed
 from fedrp.types import KEY_BYTES
 
 PUSH = 1e3  # length of a canary: far beyond the clip
-_CLIP = 1.0
-_SGD = LocalSGD(1.0, 0.0, 1, 1)
+CLIP = 1.0
+SGD = LocalSGD(1.0, 0.0, 1, 1)
 _ALONE, _COMPANY = 2, 3  # directions of the two games
 _FINE = 1e-2  # to which noise and epsilon are found
 _EPSILONS = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 3.0])  # at which rates are compared with the family's curve
@@ -132,7 +133,7 @@ def audit_records(
             found.append((claim.score(name == "company", True, rng), claim.score(name == "company", False, rng)))
         if on_trial:
             on_trial(trial + 1)
-    games = {name: _bounds(steps, np.array(found).T, delta, each) for name, found in scores.items()}
+    games = {name: bounds_of(steps, np.array(found).T, delta, each) for name, found in scores.items()}
     return RecordAudit(
         steps.epsilon(noise_multiplier, delta),
         delta,
@@ -158,7 +159,7 @@ class _Claim:
         size = _COMPANY if company else _ALONE
         records = torch.zeros(self.steps.records - 1 + there, size)
         if company:  # they pull one way together, the canary by itself the other way
-            records[there:, 0] = -2 * _CLIP / max(1.0, self.steps.rate * len(records))
+            records[there:, 0] = -2 * CLIP / max(1.0, self.steps.rate * len(records))
         if there:
             records[0, 0] = PUSH
         return float(self._likelihood(self._sums(records, rng)[:, 0]))
@@ -177,11 +178,11 @@ class _Claim:
         """What every step gives (steps x d), times the expected size of a batch: a noised sum."""
         model = _model(records.shape[1])
         gradients: Gradients = per_example(model)
-        runs, share, clip = self.steps, 1.0, _CLIP
+        runs, share, clip = self.steps, 1.0, CLIP
         if self.fault is RecordFault.WRONG_RATE:
             runs = dataclasses.replace(runs, batch_size=4 * runs.batch_size)
         elif self.fault is RecordFault.NO_CLIP:
-            share, clip = _CLIP / (4 * PUSH), 4 * PUSH
+            share, clip = CLIP / (4 * PUSH), 4 * PUSH
         elif self.fault is RecordFault.BATCH_CLIP:
             gradients = _WholeBatch(gradients)
         share *= {RecordFault.NO_NOISE: 0.0, RecordFault.HALF_NOISE: 0.5}.get(self.fault, 1.0)
@@ -189,7 +190,7 @@ class _Claim:
         data = Examples(records, torch.zeros(len(records)))
         for _ in range(self.steps.rounds):
             own = RecordNoise(runs, clip, share * self.noise_multiplier, 0.0, SecretKey(rng.bytes(KEY_BYTES)))
-            site = SiteRound(gradients, max(1, len(records)), data, own, _SGD, PLAIN, 0)
+            site = SiteRound(gradients, self.steps.records + 1, data, own, SGD, PLAIN, 0)
             for step in range(self.steps.of_a_round):
                 mean, _ = site.noised_mean(weights, step, clip, len(weights))
                 found.append(mean * runs.expected)
@@ -198,12 +199,34 @@ class _Claim:
     def _likelihood(self, parts: FloatArray) -> FloatArray:
         """Of a record that adds C with the claimed rate, against none, given the claimed noise."""
         noise = self.noise_multiplier
-        capped = np.clip(parts / _CLIP, -10 * PUSH, 10 * PUSH)
+        capped = np.clip(parts / CLIP, -10 * PUSH, 10 * PUSH)
         exponents = (2 * capped - 1) / (2 * noise**2)
         rate = self.steps.rate
         with np.errstate(divide="ignore"):
             never = np.full_like(exponents, math.log1p(-rate) if rate < 1 else -math.inf)
         return np.asarray(np.logaddexp(never, math.log(rate) + exponents).sum())
+
+
+class Running(NamedTuple):
+    """What runs instead of what is claimed."""
+
+    steps: LocalSteps
+    share: float  # of the noise
+    clip: float
+    gradients: Gradients
+
+
+def as_it_runs(fault: RecordFault, steps: LocalSteps, gradients: Gradients) -> Running:
+    """Steps with a fault."""
+    share, clip = 1.0, CLIP
+    if fault is RecordFault.WRONG_RATE:
+        steps = dataclasses.replace(steps, batch_size=4 * steps.batch_size)
+    elif fault is RecordFault.NO_CLIP:
+        share, clip = CLIP / (4 * PUSH), 4 * PUSH
+    elif fault is RecordFault.BATCH_CLIP:
+        gradients = _WholeBatch(gradients)
+    share *= {RecordFault.NO_NOISE: 0.0, RecordFault.HALF_NOISE: 0.5}.get(fault, 1.0)
+    return Running(steps, share, clip, gradients)
 
 
 @dataclass(frozen=True)
@@ -212,16 +235,15 @@ class _WholeBatch:
 
     single: Gradients
 
-    def gradients(
-        self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, microbatch: int, seed: int
-    ) -> Iterator[torch.Tensor]:
+    def gradients(self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, places: int, seed: int) -> Iterator[Block]:
         """One row: the sum."""
-        rows = [part.sum(dim=0) for part in self.single.gradients(weights, floats(x), y, microbatch, seed)]
+        found = self.single.gradients(weights, floats(x), y, places, seed)
+        rows = [block.rows[: block.used].sum(dim=0) for block in found]
         if rows:
-            yield torch.stack(rows).sum(dim=0)[None]
+            yield Block(torch.stack(rows).sum(dim=0)[None], 1)
 
 
-def _bounds(steps: LocalSteps, scores: FloatArray, delta: float, confidence: float) -> Bounds:
+def bounds_of(steps: LocalSteps, scores: FloatArray, delta: float, confidence: float) -> Bounds:
     """What scores inside and outside (2 x trials) prove. Half of them choose a threshold, the others are measured."""
     bounds = audit_bounds(scores[0], scores[1], delta, confidence)
     chosen, (inside, outside) = np.array_split(scores, 2, axis=1)

@@ -153,6 +153,13 @@ _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-h
     usual=_AUDITED,
 )
 @click.option("--records", type=int, default=8, show_default=True, help="with --dp-unit record: how many a site has")
+@click.option(
+    "--canary",
+    type=click.Choice(["gradient", "example"]),
+    default="gradient",
+    show_default=True,
+    help="with --dp-unit record: a gradient of any choice, or an image that does not belong to the others",
+)
 @click.option("--canaries", type=int, help="with --dp-unit record: of the game in one run  [default: all records]")
 @click.option("--trials", default=1000, show_default=True, help="runs in each of the two worlds")
 @click.option("--confidence", default=0.95, show_default=True, help="of the lower bound")
@@ -169,6 +176,7 @@ def audit(
     parameters: int | None,
     as_json: bool,
     records: int,
+    canary: str,
     canaries: int | None,
     **given: Any,
 ) -> None:
@@ -182,7 +190,7 @@ def audit(
     if given.get("dp_unit") == "record" and given.get("dp_noise") != "shared":
         from fedrp.cli.records import print_audit
 
-        print_audit(given, records, trials, canaries or records, confidence, broken, as_json)
+        print_audit(given, records, trials, canary, canaries or records, confidence, broken, as_json)
         return
     from fedrp.auditing.canary import Fault
     from fedrp.auditing.canary import audit as play

@@ -63,6 +63,7 @@ def print_audit(
     given: Settings,
     records: int,
     trials: int,
+    canary: str,
     canaries: int,
     confidence: float,
     broken: str | None,
@@ -73,6 +74,7 @@ def print_audit(
     Raises:
         PrivacyError: more is leaked than is claimed.
     """
+    from fedrp.auditing.examples import audit_example
     from fedrp.auditing.records import RecordFault, audit_records
     from fedrp.config.checks import require_choice
     from fedrp.records.defaults import BATCH_SIZE
@@ -89,9 +91,9 @@ def print_audit(
         noise = steps.noise_for(values.get("dp_epsilon", DEFAULT_EPSILON), delta)
     with counting("trials") as on_step:
         seed, kind = values.get("seed", 0), RecordFault(fault)
-        found = audit_records(
-            steps, noise, delta, trials, canaries, confidence, kind, seed, lambda done: on_step(done, trials)
-        )
+        claim = (steps, noise, delta, trials)
+        last = (confidence, kind, seed, lambda done: on_step(done, trials))
+        found = audit_example(*claim, *last) if canary == "example" else audit_records(*claim, canaries, *last)
     mechanism = f"{steps.of_the_run} steps, rate {steps.rate:.4g}, noise multiplier {noise:.4g}"
     claimed = f"{found.claimed:.4g} at delta {delta:g}, whoever looks"
     tell_audit(found.as_json(), mechanism, claimed, f"confidence {confidence:g}, {trials} runs a world", as_json)

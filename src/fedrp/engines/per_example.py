@@ -13,23 +13,38 @@ There are three ways to the same rows; none has rules for single layers here:
 """
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from fedrp.config.checks import require, require_choice
-from fedrp.errors import ConfigError, first_line
+from fedrp.errors import ConfigError, FedRPError, first_line
 from fedrp.learning.layout import Layout, trainable
-from fedrp.learning.pixels import Inputs
+from fedrp.learning.objective import Examples
+from fedrp.learning.pixels import Inputs, Pixels
 from fedrp.learning.trainer import LocalModel, batch_input
 from fedrp.rng import RunSeed
+
+_log = logging.getLogger(__name__)
 
 FUNC, OPACUS, LOOP = "func", "opacus", "loop"
 _OPACUS_ROWS = "grad_sample"  # where Opacus leaves them at a parameter
 Rows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # (weights, x, y, into)
+
+
+class Block(NamedTuple):
+    """Rows of a fixed number of places, of which the first `used` hold an example's gradient each.
+
+    What is done with rows is done with all of them, so that shapes, and with them rounding, stay the same.
+    """
+
+    rows: torch.Tensor
+    used: int
 
 
 @dataclass(frozen=True)
@@ -37,38 +52,101 @@ class PerExample:
     """What gives the gradients of a model's loss example by example."""
 
     model: LocalModel
+    way: str
     rows: Rows
 
-    def gradients(
-        self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, microbatch: int, seed: int
-    ) -> Iterator[torch.Tensor]:
-        """The gradients of all examples in their order, at most `microbatch` rows (of n) at a time.
+    def gradients(self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, places: int, seed: int) -> Iterator[Block]:
+        """The gradients of all examples, the last block first: each is computed in `places` rows (of n).
 
-        Rows are overwritten by those after them: use them or copy them first. What layers draw, such as dropout, comes
-        from `seed` and depends on `microbatch` and on the way to the rows, never on the examples.
+        Guarantees: operations have the same shapes in every block, whose free places hold an example of zeros. So a row
+        is a function of its example, its place and the weights, as long as no kernel mixes rows: not of other examples,
+        nor of how many there are. What layers draw, such as dropout, depends on `seed`, block and place alone. An
+        example that model or loss raise an error for has a row of zeros, and what they say of it is not told to anyone.
+
+        Rows are overwritten by those after them: use them or copy them first.
 
         Args:
             weights: the model (n,), to be read only; of the type that the rows are wanted in.
             x: inputs of the examples.
             y: their targets, where the model is.
-            microbatch: rows in memory. It takes about twice that, and so many examples' activations.
+            places: rows in memory. It takes about twice that, and so many examples' activations.
             seed: a seed for this step alone.
 
         Raises:
-            ConfigError: the model or its loss cannot be taken example by example.
+            ConfigError: the model or its loss cannot be taken example by example: that of zeros fails, too.
         """
-        require(microbatch >= 1, "microbatch", microbatch, "a whole number of at least 1")
-        into = weights.new_empty(min(microbatch, len(y)), self.model.layout.size)
+        require(places >= 1, "microbatch", places, "a whole number of at least 1")
+        into = weights.new_empty(places, self.model.layout.size)
         self.model.module.train()
-        for first in range(0, len(y), microbatch):
-            part = slice(first, first + microbatch)
-            targets = y[part]
-            rows = into[: len(targets)]
-            inputs = batch_input(x[part], self.model.device)
-            with torch.random.fork_rng(devices=[]):  # dropout and its like only know torch's global generator
-                torch.random.manual_seed(RunSeed(seed).integer("examples", first))
-                self.rows(weights, inputs, targets, rows)
-            yield rows
+        failures: set[str] = set()
+        last = len(y) // places * places  # of its places at least one is free: whether zeros fail shows in every step
+        for first in range(last, -1, -places):
+            part = Examples(x[first : first + places], y[first : first + places])
+            step = _Step(self, weights, RunSeed(seed).integer("examples", first), into)
+            try:
+                step.take(part)
+            except Exception:  # model and loss are the user's code
+                if first == last:
+                    step.require_zeros(part)
+                failures |= step.take_one_by_one(part)
+            if len(part.y):
+                yield Block(into, len(part.y))
+        if failures:  # their kind alone: texts may quote data
+            _log.warning("model or loss raised %s for some examples, which count as zero", ", ".join(sorted(failures)))
+
+
+class _Step(NamedTuple):
+    """A block that is computed."""
+
+    own: PerExample
+    weights: torch.Tensor
+    seed: int
+    into: torch.Tensor
+
+    def take(self, part: Examples, place: int = 0) -> None:
+        """Write the rows of examples in the places from `place` on, and of zeros in all others."""
+        device = self.own.model.device
+        x, y = _inputs_in_places(part.x, len(self.into), place), _in_places(part.y, len(self.into), place)
+        with torch.random.fork_rng(devices=[]):  # dropout and its like only know torch's global generator
+            torch.random.manual_seed(self.seed)
+            self.own.rows(self.weights, batch_input(x, device), y, self.into)
+
+    def take_one_by_one(self, part: Examples) -> set[str]:
+        """The same rows, but for zeros where an example makes model or loss raise an error: of which kinds."""
+        rows, failures = torch.zeros_like(self.into), set()
+        for place in range(len(part.y)):
+            try:
+                self.take(Examples(part.x[place : place + 1], part.y[place : place + 1]), place)
+                rows[place] = self.into[place]
+            except Exception as error:  # again the user's code
+                failures.add(type(error).__name__)
+        self.into.copy_(rows)
+        return failures
+
+    def require_zeros(self, like: Examples) -> None:
+        """Refuse a model that fails whatever the examples are."""
+        try:
+            self.take(Examples(like.x[:0], like.y[:0]))
+        except FedRPError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"per-example gradients of this model fail by '{self.own.way}', even for an example of zeros: "
+                f"{first_line(error)}; '{LOOP}' takes any model"
+            ) from error
+
+
+def _inputs_in_places(values: Inputs, places: int, first: int) -> Inputs:
+    if isinstance(values, Pixels):
+        return Pixels(_in_places(values.raw, places, first), values.scale)
+    return _in_places(values, places, first)
+
+
+def _in_places(values: torch.Tensor, places: int, first: int) -> torch.Tensor:
+    """Values in new memory, from place `first` on, among zeros: their address can change rounding, too."""
+    full = values.new_zeros(places, *values.shape[1:])
+    full[first : first + len(values)] = values
+    return full
 
 
 def per_example(model: LocalModel, way: str = FUNC) -> PerExample:
@@ -84,7 +162,7 @@ def per_example(model: LocalModel, way: str = FUNC) -> PerExample:
                 f"layer '{name}' ({type(layer).__name__}) mixes the examples of a batch, so none has a gradient of "
                 "its own: use GroupNorm, or wrap your model in fedrp.replace_batchnorm(model)"
             )
-    return PerExample(model, _WAYS[way](model))
+    return PerExample(model, way, _WAYS[way](model))
 
 
 # --- torch.func ------------------------------------------------------------------------------------------------------
@@ -101,12 +179,7 @@ def _func_rows(model: LocalModel) -> Rows:
     each = torch.func.vmap(torch.func.grad(own_loss), in_dims=(None, 0, 0), randomness="different")
 
     def rows(weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor, into: torch.Tensor) -> None:
-        try:
-            found = each(tuple(layout.views(weights)), x, y)
-        except RuntimeError as error:  # a layer or a loss that vmap cannot take
-            raise ConfigError(
-                f"per-example gradients of this model fail in torch.func: {first_line(error)}; '{LOOP}' takes any model"
-            ) from error
+        found = each(tuple(layout.views(weights)), x, y)
         torch.cat([gradient.flatten(1) for gradient in found], dim=1, out=into)
 
     return rows

@@ -37,9 +37,10 @@ from fedrp.learning.task import examples
 from fedrp.mechanisms.delivery import masked_at_all
 from fedrp.privacy.ledger import delta_warnings
 from fedrp.protocol import wire
-from fedrp.protocol.client import finished, hello, respond
+from fedrp.protocol.client import begun, finished, hello, respond
 from fedrp.protocol.client_state import Site, Workbench, make_workbench, weight_of
 from fedrp.protocol.wire import Kind
+from fedrp.records.preflight import preflight_records, zeros_like
 from fedrp.storage.ledger import Caps, begin, read_caps
 from fedrp.storage.site import DEFAULT_DATA, SiteFolder, Terms
 from fedrp.storage.status import FAILURES, append_line
@@ -197,7 +198,12 @@ def _state_privacy(desk: _Desk) -> None:
 def _round(desk: _Desk, packet: bytes) -> bytes:
     """Take part in a round, or deal a key. The new state is kept before the reply leaves."""
     began = time.monotonic()
-    ((client, reply),) = respond(desk.bench, [desk.folder.load(desk.context.index)], [desk.site], [packet])
+    client = before = desk.folder.load(desk.context.index)
+    if desk.bench.config.record_private:  # whether training ends may tell of a record: the round counts beforehand
+        client = begun(desk.bench, before, desk.site, packet)
+        if client is not before:
+            desk.folder.save(client)
+    ((client, reply),) = respond(desk.bench, [client], [desk.site], [packet])
     desk.folder.save(client)
     calls = wire.messages_of(wire.decode(packet, desk.bench.limits), Kind.ROUND)
     rounds = desk.bench.config.rounds
@@ -222,8 +228,11 @@ def _preflight(desk: _Desk) -> None:
     task, device = desk.task, desk.bench.trainer.model.device
     config = desk.bench.config
     require_images(config.augment, [desk.site.data])
-    data, finite = [desk.site.data], not config.tolerant
-    preflight(task.model, task.loss, task.metrics, data, _test_set(task), device, finite=finite)
+    data, finite = desk.site.data, not config.tolerant
+    if config.record_private:  # a refusal would tell of records
+        data = zeros_like(data)
+        preflight_records(task.model, task.loss, data, device)
+    preflight(task.model, task.loss, task.metrics, [data], _test_set(task), device, finite=finite)
 
 
 def _test_set(task: LocalTask) -> Examples | None:

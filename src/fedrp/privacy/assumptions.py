@@ -9,6 +9,8 @@ OTHERS_FIXED = "given the transcript, the other clients' vectors do not depend o
 SENSITIVITY = "the sensitivity that the noise multiplier refers to is enforced, and the noise is ideal Gaussian"
 ONE_RUN = "no other run on the same data is counted, nor one that was begun and given up: their epsilons add up"
 COINS = "who takes part is decided by coins that depend on nothing else"
+SIMULATED = "this is a deployment with the same settings, whose secrets nobody else knows: a simulation's own secrets "
+SIMULATED += "follow from its public seed, so the models that it makes are not private"
 HIDDEN = "nobody learns who took part or how many: noise level and denominator do not depend on it"
 
 RECORDS = "the number of records that sampling rate, steps and denominator are made of is no secret, and stays the same"

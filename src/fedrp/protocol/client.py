@@ -103,7 +103,28 @@ def _work(bench: Workbench, client: Client, site: Site, packet: bytes) -> _Work:
     if complaint:
         return _Work(client, site, inbox, None, complaint=complaint)
     round_ = _round_of(bench, client, site, inbox)
-    return _Work(client, site, inbox, round_, answered=round_ == client.round and client.reply != b"")
+    answered = round_ == client.round and client.reply != b""
+    return _Work(client if answered else _counted(client, round_, inbox), site, inbox, round_, answered)
+
+
+def begun(bench: Workbench, client: Client, site: Site, packet: bytes) -> Client:
+    """The client with the round counted that a packet asks for, to be stored before it trains.
+
+    So whatever a record does to training, the round counts; and is done again only for the same bytes, hence with the
+    same coins and noise. A packet that is refused whatever the data are does not count.
+    """
+    work = _work(bench, client, site, packet)
+    if work.round is None or work.answered or work.complaint:
+        return client
+    _plan(bench.at(work.round), work.client, site, work.inbox, work.round)
+    opened_keys(bench, work.client, site)(work.round)
+    return _counted(client, work.round, work.inbox)
+
+
+def _counted(client: Client, round_: int | None, inbox: Inbox) -> Client:
+    if round_ is None or round_ == client.begun:
+        return client
+    return dataclasses.replace(client, begun=round_, asked=inbox.digest, taken=client.taken + 1)
 
 
 class _Plan(NamedTuple):
@@ -151,11 +172,14 @@ def _round_of(bench: Workbench, client: Client, site: Site, inbox: Inbox) -> int
     round_, count = inbox.call.round, inbox.call.weight
     bench = bench.at(round_)
     config = bench.config
-    if round_ < client.round or (round_ == client.round and not client.reply):
+    if round_ < client.round or (round_ == client.round and not client.reply) or client.round < round_ < client.begun:
         raise ProtocolError(f"client {client.index} is past round {round_}: replayed message refused")
     if round_ > config.rounds:  # privacy is accounted for these
         raise ProtocolError(f"round {round_} was asked for, but the run has {config.rounds}: refused")
-    if (config.private or config.record_private) and round_ > client.round and client.taken >= most_rounds(config):
+    if client.round < round_ == client.begun and inbox.digest != client.asked:
+        raise ProtocolError(f"client {client.index} began round {round_} for another packet: its noise is for that one")
+    new = round_ > max(client.round, client.begun)
+    if (config.private or config.record_private) and new and client.taken >= most_rounds(config):
         raise ProtocolError(
             f"client {client.index} has taken part in {client.taken} of {config.rounds} rounds, more than honest coins "
             "would choose it for: refused"
@@ -237,7 +261,6 @@ def _reply(bench: Workbench, work: _Work, plan: _Plan | None, upload: Upload | N
         last=plan.previous if replays else None,
         left_out=(),
         reply=reply,
-        taken=client.taken + 1,
     )
     return moved, reply
 

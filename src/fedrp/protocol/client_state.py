@@ -72,7 +72,9 @@ class Client:
     left_out: tuple[int, ...] = ()  # in the recovery of the last round that it helped in; empty for none
     reply: bytes = b""  # to the last round, to be sent again if that is asked for again
     dealt: int = -1  # the highest round that it dealt a key for: one deal per round
-    taken: int = 0  # in how many rounds it took part
+    taken: int = 0  # in how many rounds it took part, or began to
+    begun: int = 0  # the last one of them
+    asked: bytes = b""  # digest of the packet that it was begun for
 
 
 @dataclass(frozen=True)

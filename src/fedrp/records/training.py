@@ -1,9 +1,9 @@
 """Record-level noise: SGD whose every step is a noised sum of single examples' clipped gradients (Abadi et al. 2016).
 
 A record is in the batch of a step by a coin of its own. What it adds is mapped to the variables, clipped to norm C and
-cut to a grid, so that sums are exact: one record more or less moves them by at most C, as long as it changes no other
-record's gradient by rounding (docs/privacy-proofs.md, section 8). Coins and noise come from the client's own secret.
-The rest of a step, momentum and penalties too, works on the noised mean.
+cut to a grid, so that sums are exact: one record more or less moves them by at most C, and no other record's gradient,
+not even by rounding (docs/privacy-proofs.md, section 8). Coins and noise come from the client's own secret. The rest of
+a step, momentum and penalties too, works on the noised mean.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from fedrp.crypto.secret import SecretKey
 from fedrp.engines.augment import require_images, taken, versions
 from fedrp.engines.descent import advance, learning_rates
-from fedrp.engines.per_example import per_example
+from fedrp.engines.per_example import Block, per_example
 from fedrp.learning.objective import PLAIN, Examples, LocalSGD, Objective, Stack, on_device
 from fedrp.learning.pixels import Inputs
 from fedrp.learning.trainer import LocalModel
@@ -106,9 +106,7 @@ class RecordTrainer:
 class Gradients(Protocol):
     """What gives the gradients of single examples: `PerExample`, or what an audit puts in its place."""
 
-    def gradients(
-        self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, microbatch: int, seed: int
-    ) -> Iterator[torch.Tensor]:
+    def gradients(self, weights: torch.Tensor, x: Inputs, y: torch.Tensor, places: int, seed: int) -> Iterator[Block]:
         """See `fedrp.engines.per_example.PerExample.gradients`."""
 
 
@@ -153,12 +151,18 @@ class SiteRound:
         """The exact sum of a batch's clipped gradients, and how many more than half of them were below C."""
         total, below = torch.zeros(size, dtype=torch.float64, device=weights.device), 0.0
         seed = int(self._secret("layers", step).keystream(8).view("<u8")[0]) >> 1
-        for gradients in self.gradients.gradients(weights, *self._batch(step), self.microbatch, seed):
-            mapped = gradients if self.objective.project is None else self.objective.project(gradients)
+        for rows, used in self.gradients.gradients(weights, *self._batch(step), self._places, seed):
+            mapped = rows if self.objective.project is None else self.objective.project(rows)
             bounded, short = clipped_rows(mapped, clip)
-            total += bounded.sum(dim=0, dtype=torch.float64)
-            below += short - len(gradients) / 2
+            total += bounded[:used].sum(dim=0, dtype=torch.float64)
+            below += float(short[:used].sum()) - used / 2
         return total.cpu().numpy(), below
+
+    @property
+    def _places(self) -> int:
+        """Rows in memory together: no more than are used where batches are small, and the same in every step."""
+        expected, rate = self.own.steps.expected, self.own.steps.rate
+        return min(self.microbatch, 1 + math.ceil(expected + 2 * math.sqrt(expected * (1 - rate))))
 
     def _batch(self, step: int) -> Examples:
         """The records whose coins say so."""
@@ -184,8 +188,8 @@ def sampled(coins: SecretKey, records: int, rate: float) -> np.ndarray[tuple[int
     return np.flatnonzero(words < np.uint64(math.floor(rate * 2.0**53)))
 
 
-def clipped_rows(vectors: torch.Tensor, bound: float) -> tuple[torch.Tensor, float]:
-    """The rows (b, d) cut to norm `bound` and to a grid that depends on it alone, and how many were not longer.
+def clipped_rows(vectors: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows (b, d) cut to norm `bound` and to a grid that depends on it alone, and which were not longer (b,).
 
     Guarantees: the norm of a row is at most `bound`; sums of rows in double precision are exact, in any order; a row
     with a number that is not finite, or absurdly large, becomes zero.
@@ -195,4 +199,4 @@ def clipped_rows(vectors: torch.Tensor, bound: float) -> tuple[torch.Tensor, flo
     scale = torch.where(usable, (bound * _SHRINK / norms).clamp(max=1.0), 0.0).to(vectors.dtype)
     step = 2.0 ** (math.floor(math.log2(bound)) - _SUM_BITS)
     whole = torch.where(usable[:, None], vectors, 0.0).mul_(scale[:, None] / step).trunc_().mul_(step)
-    return whole, float((norms <= bound).sum())
+    return whole, norms <= bound

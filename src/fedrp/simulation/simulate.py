@@ -37,6 +37,7 @@ from fedrp.mechanisms.outlook import Outlook, outlook_of
 from fedrp.privacy.guarantee import Guarantee
 from fedrp.privacy.ledger import delta_warnings
 from fedrp.projection import kernels
+from fedrp.records.preflight import preflight_records
 from fedrp.records.promise import site_plans
 from fedrp.reporting.progress import Show, asked_for
 from fedrp.reporting.records import Delivery, RoundRecord, Traffic
@@ -112,7 +113,9 @@ def simulate(
     device, finite = torch.device(speed.device), not setup.config.tolerant
     require_images(setup.config.augment, parts, owners)
     untrained = preflight(task.model, task.loss, task.metrics, parts, setup.test, device, owners, finite)
-    privacy = stated(setup.config, [len(part.y) for part in parts])
+    if setup.config.record_private:
+        preflight_records(task.model, task.loss, parts[0], device)
+    privacy = stated(setup.config, [len(part.y) for part in parts], simulated=True)
     outlook = outlook_of(setup.config, layout.size, initial_norm_floor(task.model)) if setup.config.private else None
     if outlook:
         _log.warning("%s", outlook)

@@ -30,6 +30,8 @@ PLAIN_FIELDS = {
     "left_out": numbers("left_out"),
     "dealt": number("dealt"),
     "taken": number("taken"),
+    "begun": number("begun"),
+    "asked": hexadecimal("asked"),
 }
 ARRAY_FIELDS = ("state", "last", "mask_keys", "reply")
 

@@ -88,7 +88,7 @@ class SiteFolder:
             raise SiteError(f"cannot use the state folder {self.state}: {error.strerror}") from None
         if not self._state_file.exists():
             self.save(Client(index))
-        elif self.load(index).round > 0:
+        elif self.load(index).taken > 0:
             raise self._lost(self._terms_file)
         record = {"config": terms.settings, "weight": terms.weight, "data": terms.data, "records": terms.records}
         write_atomically(self._terms_file, json.dumps(record, indent=2).encode())
