@@ -16,6 +16,7 @@ from fedrp.config.checks import require_choice, require_types
 from fedrp.config.run import RunConfig
 from fedrp.config.toml import from_settings, read_toml
 from fedrp.errors import ConfigError
+from fedrp.records.defaults import training_defaults
 from fedrp.storage.ledger import CAPS
 
 Values = Mapping[str, bool | float | int | str]
@@ -101,8 +102,9 @@ def require_agreed(agreed: Path, run_config: Values) -> None:
     free = frozenset[str]() if asked.sensitivity is not None else _FREE
     if asked.record_private:  # what a record is promised depends on how often it is drawn
         free -= {"local_epochs", "batch_size"}
-    for name, value in dataclasses.asdict(asked).items():
-        wanted = getattr(expected, name)
+    settled = training_defaults(expected)  # who writes a default down asks for nothing else
+    for name, value in dataclasses.asdict(training_defaults(asked)).items():
+        wanted = getattr(settled, name)
         if value == wanted or (name in free and name not in listed):
             continue
         if name in listed:
