@@ -195,9 +195,25 @@ MEMBERSHIP = {
     "membership-subspace-dp": RunConfig("fedrp-subspace", projection="sign", dim=1000, dp_epsilon=10.0, clip=1.0),
     "membership-fwc": RunConfig("fwc"),
 }
-MEMBERS, MEMBER_ROUNDS, MEMBER_EPOCHS = 1000, 20, 5
-SHADOWS = 16  # runs for each of the following: four minutes of one core
-SHADOWED = {"shadows-fedavg": "membership-fedavg"}
+
+
+class Members(NamedTuple):
+    """A run whose members are looked for. By default few examples and many epochs: a model learns them by heart."""
+
+    config: RunConfig
+    clients: int = 10
+    examples: int = 1000
+    epochs: int = 5
+    rounds: int = 20
+
+
+SHADOWS = 16  # runs for each of the following: four to ten minutes of one core
+SITES = {"clients": 5, "examples": 5000, "epochs": 1}  # enough for noise for records to leave a useful model
+SHADOWED = {
+    "shadows-fedavg": Members(MEMBERSHIP["membership-fedavg"]),
+    "shadows-sites": Members(RunConfig("fedrp-subspace"), **SITES),
+    "shadows-records": Members(RunConfig("fedrp-subspace", dp_unit="record", dp_epsilon=3.0), **SITES),
+}
 
 
 def inversion(name: str) -> dict[str, Any]:
@@ -220,30 +236,32 @@ def links(name: str) -> dict[str, Any]:
 
 
 def shadows(name: str) -> dict[str, Any]:
-    """The likelihood ratio on the model of a row of the table of membership."""
-    folder, accuracy = member_run(SHADOWED[name])
+    """The likelihood ratio, from runs that had half of the examples each."""
+    run = SHADOWED[name]
+    folder, accuracy = member_run(name, run)
     found = attack_membership(folder, references=0, shadows=SHADOWS).as_json()
-    return {**found, "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+    return {**found, "local_epochs": run.epochs, "accuracy": accuracy}
 
 
 def membership(name: str) -> dict[str, Any]:
-    folder, accuracy = member_run(name)
-    return {**attack_membership(folder).as_json(), "local_epochs": MEMBER_EPOCHS, "accuracy": accuracy}
+    run = Members(MEMBERSHIP[name])
+    folder, accuracy = member_run(name, run)
+    return {**attack_membership(folder).as_json(), "local_epochs": run.epochs, "accuracy": accuracy}
 
 
-def member_run(name: str) -> tuple[Path, float]:
-    """Few examples and many epochs: a model that has had every chance to learn its members by heart."""
+def member_run(name: str, run: Members) -> tuple[Path, float]:
+    """The folder and the accuracy of a run with the first examples of the bundled images."""
     mini = load_dataset("mnist-mini")
-    data = WORK / "few.npz"
+    data = WORK / f"{run.examples}.npz"
     np.savez_compressed(
         data,
-        x_train=mini.train_x[:MEMBERS, 0],
-        y_train=mini.train_y[:MEMBERS],
+        x_train=mini.train_x[: run.examples, 0],
+        y_train=mini.train_y[: run.examples],
         x_test=mini.test_x[:, 0],
         y_test=mini.test_y,
     )
     config = dataclasses.replace(
-        MEMBERSHIP[name], dataset=f"npz:{data}", clients=10, rounds=MEMBER_ROUNDS, local_epochs=MEMBER_EPOCHS
+        run.config, dataset=f"npz:{data}", clients=run.clients, rounds=run.rounds, local_epochs=run.epochs
     )
     folder = WORK / f"{name}-run"
     shutil.rmtree(folder, ignore_errors=True)
@@ -383,17 +401,19 @@ def membership_table(results: dict[str, Any]) -> str:
 def shadows_table(results: dict[str, Any]) -> str:
     """One attack a line, on the same pairs as far as that can be."""
     lines = []
-    for name in SHADOWED:
-        r = results[name]
-        for attack, title in (("loss", "loss"), ("likelihood_ratio", f"likelihood ratio, {r['shadows']} shadow runs")):
+    for name, run in SHADOWED.items():
+        r, noise = results[name], run.config.dp_epsilon
+        about = f"{run.config.algorithm}, {run.clients} sites" + (f", epsilon {noise:g} a record" if noise else "")
+        for attack, title in (("loss", "loss"), ("likelihood_ratio", "likelihood ratio")):
             own = r[attack]
             lines.append(
                 [
-                    *(r["algorithm"], title, f"{own['auc']:.3f} ({own['auc_low']:.3f}..{own['auc_high']:.3f})"),
+                    *(about, f"{r['accuracy']:.1f}", title),
+                    f"{own['auc']:.3f} ({own['auc_low']:.3f}..{own['auc_high']:.3f})",
                     *(f"{100 * own[f'tpr_at_1_{rate}_fpr']:.1f}" for rate in ("percent", "per_mille")),
                 ]
             )
-    return table(["algorithm", "attack", "AUC (95 %)", "found % at 1 %", "at 0.1 %"], lines)
+    return table(["run", "test %", "attack", "AUC (95 %)", "found % at 1 %", "at 0.1 %"], lines)
 
 
 def keys_table(results: dict[str, Any]) -> str:
