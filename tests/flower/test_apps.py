@@ -33,6 +33,7 @@ from fedrp.projection.families import make_projection
 from fedrp.protocol import wire
 from fedrp.protocol.server_state import Server
 from fedrp.protocol.wire import Kind
+from fedrp.reporting.runs import read_runs
 from fedrp.simulation.courses import seeded_coins
 from fedrp.simulation.measures import delivering_client
 from fedrp.storage.server import ServerFolder
@@ -259,6 +260,17 @@ def test_a_site_states_its_privacy_and_settings_also_to_a_server_that_does_not_g
     run.run_config |= {"noise_multiplier": 0.0}
     with pytest.raises(RefusedError, match=r"^ConfigError$"):
         packet_of(asked_by_hand(run, 1, 2))
+
+
+def test_a_report_shows_the_rounds_of_a_site_and_of_the_server(tmp_path: Path) -> None:
+    """A site knows how many were called, the server who came."""
+    run = FlowerFederation(tmp_path, tiny_config("fedavg", rounds=2))
+    run.run()
+    for folder in (run.folder(1), tmp_path / "store"):
+        main(["report", str(folder), "-o", str(tmp_path / "page.html")])
+        (shown,) = read_runs([folder])
+        assert [(line["round"], line["participants"]) for line in shown.history] == [(1, 4), (2, 4)]
+        assert "<h1" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("kind", [HELLO, ROUND])

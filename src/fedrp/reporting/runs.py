@@ -192,9 +192,11 @@ def _deployed(folder: Path) -> Run:
 
 def _as_measured(line: Line) -> Line:
     there, away = line.get("participants"), (line.get("refused"), line.get("absent"))
-    counts = (
-        {"participants": len(there), "dropped": sum(len(names or ()) for names in away)} if there is not None else {}
-    )
+    counts = {}
+    if isinstance(there, list):  # a server knows who took part and who did not, a site how many were called
+        counts = {"participants": len(there), "dropped": sum(len(names or ()) for names in away)}
+    elif there is not None:
+        counts = {"participants": there}
     traffic = {f"bytes_{way}_total": line.get(f"bytes_{way}") for way in ("up", "down")}
     return {"round": line["round"], "seconds": line.get("seconds"), **traffic, **counts}
 
