@@ -23,15 +23,14 @@ class Verdict(NamedTuple):
 
 
 def about_bytes(lines: Sequence[Sent]) -> list[Verdict]:
-    """Table 2: the paper's figures are payloads, in units of 1,024 bytes for models."""
+    """Table 2: the paper's figures are payloads, in units of 1,024 bytes for models; a message has framing, too."""
     stated = [line for line in lines if line.paper]
     off = [line for line in stated if not _agrees(line)]
-    measured = f"{len(stated) - len(off)} of {len(stated)} payloads agree to the digits given"
+    framing = min(line.message - line.payload for line in lines)
+    measured = f"{len(stated) - len(off)} of {len(stated)} payloads agree"
     if off:
         measured += "; not " + ", ".join(f"{line.what}: {line.payload:,} B" for line in off)
-    framing = {line.message - line.payload for line in lines}
-    measured += f". A message has {min(framing)} bytes more, which the paper leaves out."
-    return [Verdict("A client sends 4m bytes instead of 4n.", measured, not off)]
+    return [Verdict("A client sends 4m bytes, not 4n.", f"{measured}; a message has {framing} B more.", not off)]
 
 
 def about_rounds(curves: Curves) -> list[Verdict]:
@@ -51,34 +50,19 @@ def about_rounds(curves: Curves) -> list[Verdict]:
 def _about_printed(
     printed: float, others: Mapping[str, float], noisy: Mapping[str, float], alone: float | None
 ) -> list[Verdict]:
-    """`others` are methods without noise."""
+    """Of FedRP as printed; `others` are methods without noise."""
     verdicts = []
     if others:
-        ends = ", ".join(f"{label} at {accuracy:.1f} %" for label, accuracy in others.items())
-        verdicts.append(
-            Verdict(
-                f"FedRP is as accurate as {' and '.join(others)}, with a fraction of the bytes.",
-                f"As printed it ends at {printed:.1f} %, {ends}.",
-                printed >= max(others.values()) - NEAR,
-            )
-        )
+        ends = ", ".join(f"{label} {accuracy:.1f} %" for label, accuracy in others.items())
+        claim, near = f"FedRP is as accurate as {' and '.join(others)}.", printed >= max(others.values()) - NEAR
+        verdicts.append(Verdict(claim, f"{printed:.1f} %; {ends}.", near))
     if noisy:
-        best = max(noisy, key=lambda label: noisy[label])
-        verdicts.append(
-            Verdict(
-                "FedRP is more accurate than FedAvg with noise.",
-                f"The best with noise is {best} at {noisy[best]:.1f} %; FedRP has no noise, so privacy is not equal.",
-                printed > noisy[best],
-            )
-        )
+        best = max(noisy.values())
+        measured = f"{printed:.1f} %; with noise at best {best:.1f} %."
+        verdicts.append(Verdict("FedRP is more accurate than FedAvg with noise.", measured, printed > best))
     if alone is not None:
-        verdicts.append(
-            Verdict(
-                "Clients that talk learn more than alone.",
-                f"FedRP as printed {printed:.1f} %, alone {alone:.1f} %.",
-                printed > alone,
-            )
-        )
+        measured = f"{printed:.1f} %; alone {alone:.1f} %."
+        verdicts.append(Verdict("Clients that talk learn more than alone.", measured, printed > alone))
     return verdicts
 
 
@@ -86,9 +70,8 @@ def _about_ours(label: str, ours: Mapping[str, Any], average: float, sent: float
     """`average` is FedAvg's accuracy, and `sent` what its clients send in a round."""
     share = sent / ours["bytes_up"]
     return Verdict(
-        f"(Ours) {label} is as accurate as FedAvg.",
-        f"It ends at {ours['accuracy']:.1f} % with {ours['bytes_up']:,} bytes a round, 1/{share:,.0f} of FedAvg's; "
-        f"FedAvg at {average:.1f} %.",
+        f"(Ours) {label.removeprefix('FedRP-')} is as accurate.",
+        f"{ours['accuracy']:.1f} %; {FEDAVG} {average:.1f} % at {share:,.0f} times the bytes.",
         ours["accuracy"] >= average - NEAR,
     )
 

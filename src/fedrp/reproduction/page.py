@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedrp.errors import ConfigError
 from fedrp.files import writing
 from fedrp.reproduction.claims import Curves, Verdict, about_bytes, about_m, about_rounds
-from fedrp.reproduction.plan import ALONE, Figure
+from fedrp.reproduction.plan import ALONE, FEDADMM, FEDAVG, PRINTED, SUBSPACE, Figure
 from fedrp.reproduction.traffic import Sent
 
 if TYPE_CHECKING:
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 PAGE = "reproduction.md"
 TABLE2_FILE = "table2.json"
+_COLOURED = (FEDAVG, FEDADMM, SUBSPACE, PRINTED)  # alike in all panels, also where some curves are missing
+# How the claims are to be read.
+NOTES = (
+    "FedRP stands for FedRP as printed. Its figures are of one client's own model, drawn at random.",
+    "It has no noise: next to FedAvg with noise privacy is not equal.",
+    "The paper counts payloads; a message has its framing beside.",
+)
 
 
 class Shown(NamedTuple):
@@ -87,7 +94,7 @@ def verdicts(against: str, curves: Curves) -> list[Verdict]:
 
 def write_page(root: Path, parts: Sequence[Sequence[str]], scale: str) -> Path:
     """The whole page."""
-    lead = [f"# The FedRP paper, reproduced at scale `{scale}`", ""]
+    lead = [f"# The FedRP paper, reproduced at scale `{scale}`", "", *NOTES, ""]
     with writing(root / PAGE):
         (root / PAGE).write_text("\n".join([*lead, *(line for lines in parts for line in lines)]))
     return root / PAGE
@@ -101,17 +108,23 @@ def claims_lines(told: Sequence[Verdict]) -> list[str]:
 
 def _numbers(curves: Curves) -> list[str]:
     rows = [
-        f"| {label}{_m(result)} | {result['accuracy']:.2f} | {result['bytes_up']:,} | {result['seed']} |"
+        f"| {_named(label, result)} | {result['accuracy']:.2f} | {result['bytes_up']:,} | {result['seed']} |"
         for label, result in curves
     ]
     return ["| run | accuracy % | sent B | seed |", "|---|---:|---:|---:|", *rows]
 
 
-def _m(result: Mapping[str, Any]) -> str:
-    return "" if result["dim"] is None else f", m = {result['dim']:,}"
+def _named(label: str, result: Mapping[str, Any]) -> str:
+    return label if result["dim"] is None or "m = " in label else f"{label}, m = {result['dim']:,}"
+
+
+def _colours(curves: Curves) -> dict[str, str]:
+    labels = dict.fromkeys((*_COLOURED, *(label for label, _ in curves)))
+    return {label: f"C{number}" for number, label in enumerate(labels)}
 
 
 def _against_round(axes: "Axes", curves: Curves) -> None:
+    colours = _colours(curves)
     for label, result in curves:
         scored = [record for record in result["history"] if record.get("accuracy") is not None]
         if label == ALONE:
@@ -119,13 +132,14 @@ def _against_round(axes: "Axes", curves: Curves) -> None:
         else:
             style = ":" if "DP" in label else "-"
             rounds, values = ([record[key] for record in scored] for key in ("round", "accuracy"))
-            axes.plot(rounds, values, style, marker=".", label=label)
+            axes.plot(rounds, values, style, marker=".", color=colours[label], label=label)
     axes.set_xlabel("round")
 
 
 def _against_m(axes: "Axes", curves: Curves) -> None:
+    colours = _colours(curves)
     for name in dict.fromkeys(label for label, _ in curves):
         points = sorted((result["dim"], result["accuracy"]) for label, result in curves if label == name)
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", color=colours[name], label=name)
     axes.set_xscale("log")
     axes.set_xlabel("m")

@@ -32,6 +32,11 @@ class Curve(NamedTuple):
     label: str
     config: RunConfig
 
+    @property
+    def name(self) -> str:
+        """What tells it from the other curves of its panel, and from the other points."""
+        return self.label + (f", m = {self.config.dim:,}" if self.config.dim and "m = " not in self.label else "")
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -103,7 +108,7 @@ def _cifar(scale: str) -> _Setting:
         batch_size=16, lr=0.05, lr_schedule="cosine",
     )  # fmt: skip
     title = f"CIFAR-10{'' if whole else f', {_CIFAR_IMAGES:,} images'}, CNN, 50 clients"
-    subspace = {SUBSPACE: _CNN_NUMBERS[0.1], f"{SUBSPACE}, 1 bit a parameter": _CNN_NUMBERS[1]}
+    subspace = {SUBSPACE: _CNN_NUMBERS[0.1], f"{SUBSPACE}, m = n": _CNN_NUMBERS[1]}
     if whole:
         return _Setting(title, config, subspace, 10_000, DIMS + MORE_DIMS, DIMS + MORE_DIMS)
     return _Setting(title, config, subspace, 10_000, _CIFAR_DIMS, _CIFAR_PRINTED_DIMS)

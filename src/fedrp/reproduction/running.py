@@ -136,9 +136,9 @@ class _Clock:
 
 def _titles(wanted: Mapping[str, Curve]) -> dict[str, str]:
     titles = {}
-    for number, (name, (label, config)) in enumerate(wanted.items(), 1):
-        m = f", m = {config.dim}" if config.dim else ""
-        titles[name] = f"run {number} of {len(wanted)}, {config.dataset}, E = {config.local_epochs}, {label}{m}"
+    for number, (name, curve) in enumerate(wanted.items(), 1):
+        where = f"{curve.config.dataset}, E = {curve.config.local_epochs}"
+        titles[name] = f"run {number} of {len(wanted)}, {where}, {curve.name}"
     return titles
 
 
@@ -167,11 +167,7 @@ def of_figure(figure: Figure, results: Mapping[str, dict[str, Any]]) -> list[Sho
         Shown(
             panel.title,
             [(c.label, results[run_name(c.config)]) for c in panel.curves if run_name(c.config) in results],
-            tuple(_label(c) for c in panel.curves if run_name(c.config) not in results),
+            tuple(c.name for c in panel.curves if run_name(c.config) not in results),
         )
         for panel in figure.panels
     ]
-
-
-def _label(curve: Curve) -> str:
-    return curve.label + (f", m = {curve.config.dim:,}" if curve.config.dim else "")
