@@ -251,8 +251,8 @@ def test_ctrl_c_stops_all_runs_and_loses_at_most_a_round_of_each(tmp_path: Path)
     before = rounds()
     assert len(before) == 2
     for folder in (tmp_path / "runs").iterdir():
-        (checkpoint,) = (path for path in (folder / "checkpoint").iterdir() if path.suffix != ".partial")
-        kept = int(checkpoint.name.removeprefix("round-"))
+        checkpoints = [path.name for path in (folder / "checkpoint").iterdir() if path.suffix != ".partial"]
+        kept = max(int(name.removeprefix("round-")) for name in checkpoints)
         assert kept >= len((folder / "metrics.jsonl").read_text().splitlines()) - 1
 
 
@@ -302,7 +302,7 @@ def test_what_cannot_be_compared_is_not_claimed() -> None:
                 + (SUBSPACE in labels and FEDAVG in labels)
             )
     without = [(label, result) for label, result in curves if label != "FedADMM"]
-    assert about_rounds(without)[0].claim == "FedRP is as accurate as FedAvg, with a fraction of the bytes."
+    assert about_rounds(without)[0].claim == "FedRP is as accurate as FedAvg."
     more = (f"{SUBSPACE}, 1 bit a parameter", {"accuracy": 90.0, "bytes_up": 100.0})
     assert [v.holds for v in about_rounds([*without, more])][-2:] == [True, False]
     assert about_m([("A", {"dim": 10, "accuracy": 50.0})]) == []
