@@ -33,6 +33,7 @@ WITHOUT = " --lr 0.2 --server-momentum 0"
 # steps a round, and of --lr 0.1 with forty and more.
 DEFAULT_FEDAVG = "--algorithm fedavg --lr 0.1"
 MNIST = "--dataset mnist --clients 100 --rounds 30"
+PAPER_NOISE = "--algorithm fedavg-dp --clip 0.3 --lr 0.1"  # the defaults
 PRIVATE = "--dataset mnist --train-examples 10000 --clients 100 --rounds 20 --local-epochs 1"
 PRIVATE_FULL = PRIVATE.replace(" --train-examples 10000", "")
 PRIVATE_DIMS = (100, 1000, 10000)
@@ -125,6 +126,22 @@ EXPERIMENTS: dict[str, Experiment] = {
             "fedrp-10000": "--algorithm fedrp --projection sign --dim 10000",
         },
         seeds=(0, 1, 2),
+    ),
+    # What the paper's figures 1 and 2 show on MNIST beside the curves of other experiments here: see paper.py.
+    "paper-mnist": Experiment(
+        "FedAvg with the paper's noise, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1",
+        f"{MNIST} --local-epochs 1 --engine stacked:4",
+        {f"fedavg-dp-{epsilon}": f"{PAPER_NOISE} --dp-epsilon {epsilon}" for epsilon in (5, 10, 40)},
+    ),
+    "paper-mnist-five": Experiment(
+        "The paper's algorithms with five local epochs, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 5",
+        f"{MNIST} --local-epochs 5 --engine stacked:4",
+        {
+            "fedadmm": "--algorithm fedadmm",
+            "fedrp-1000": "--algorithm fedrp --projection sign --dim 1000",
+            **{f"fedavg-dp-{epsilon}": f"{PAPER_NOISE} --dp-epsilon {epsilon}" for epsilon in (5, 10, 30)},
+            "fwc": "--algorithm fwc",
+        },
     ),
     "subspace": Experiment(
         "FedRP-Subspace against FedAvg, full MNIST, LeNet-5, 100 clients, 30 rounds, E = 1, default settings",

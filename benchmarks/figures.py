@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from experiments import BUDGETS, EPSILONS, EXPERIMENTS, LENET_PARAMETERS, PRIVATE_DIMS
 from kept_runs import kept_results, points
+from paper import PAPER_FIGURES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,4 +132,5 @@ FIGURE_MAKERS: dict[str, Callable[[Path], None]] = {
     "accuracy_against_bytes.svg": draw_budget,
     "accuracy_against_total_bytes.svg": draw_total,
     "accuracy_with_noise.svg": draw_private,
+    **PAPER_FIGURES,
 }

@@ -12,6 +12,7 @@ from comparison import ALGORITHMS, SETTINGS, Method, Setting, best_of, default_o
 from experiments import BUDGETS, EPSILONS, EXPERIMENTS, PRIVATE
 from kept_runs import Options, Point, Run, kept_results, parsed, points, written
 from page import command, filled, remark, shell, table
+from paper import PAPER_TABLES
 from robust import RULES, STUDIES
 
 COMPRESSION = (
@@ -432,4 +433,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "robust-even": functools.partial(robust_table, ("mnist-mini",)),
     "rounds": rounds_table,
     "total": total_table,
+    **PAPER_TABLES,
 }

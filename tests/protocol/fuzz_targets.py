@@ -226,7 +226,10 @@ FEW_BITS = ("fedavg-dp", "fedrp-subspace")  # where they are masked: with noise 
 
 @functools.lru_cache(maxsize=1)
 def runs() -> tuple[Federation, ...]:
-    """Runs of all kinds: each memory, masked and not, and a clip that the server tells."""
+    """Runs of all kinds: each memory, masked and not, a clip that the server tells, and models averaged at the end.
+
+    New ones come last: the corpus names stages by their number.
+    """
     configs = [
         tiny_config(
             name,
@@ -241,7 +244,11 @@ def runs() -> tuple[Federation, ...]:
         for masked in (True, False)
     ]
     told = tiny_config("fedavg-dp", clients=CLIENTS, rounds=ROUNDS, clip_quantile=0.5, noise_multiplier=0.1)
-    return tuple(Federation(config, tiny_task(3 * CLIENTS)) for config in (*configs, told))
+    averaged = [
+        tiny_config("fedrp", clients=CLIENTS, rounds=2, quorum=0.75, secure_aggregation=masked, lr=0.01, deliver="average")
+        for masked in (True, False)
+    ]
+    return tuple(Federation(config, tiny_task(3 * CLIENTS)) for config in (*configs, told, *averaged))
 
 
 @functools.lru_cache(maxsize=1)
@@ -251,6 +258,7 @@ def stages() -> tuple[Stage, ...]:
 
 def _stages(run: Federation) -> Iterator[Stage]:
     for _ in range(3):
+        run.take_keys(run.deliver(server_side.request_key(run.server, 0)))  # for the exchange of models; else dealt
         packets, client_states = run.open(), dict(run.clients)
         server = run.server
         replies = run.deliver(packets)
@@ -366,6 +374,12 @@ def written_and_read(server: Server) -> None:
 def _goes_on(stage: Stage, server: Server, client_states: dict[int, Client], bad: set[int]) -> None:
     """Honest clients take what the server sends next, whatever the others sent."""
     run = stage.run
+    honest = sorted(set(range(CLIENTS)) - bad)
+    if server.round == server.config.rounds:
+        for client, packet in server_side.finish(server, tuple(honest[:1])).items():
+            with _refused_never(f"honest client {client} has no model after a last round with bad replies"):
+                finished(run.bench, client_states[client], run.sites[client], packet)
+        return
     for attempt in range(CLIENTS):
         for dealer, request in server_side.request_key(server, attempt).items():
             with contextlib.suppress(FedRPError):  # it has dealt a key for that round before
@@ -374,13 +388,17 @@ def _goes_on(stage: Stage, server: Server, client_states: dict[int, Client], bad
                 )
                 server = server_side.take_keys(server, read(server, {dealer: deal}))
     server, packets = server_side.open_round(server, np.linspace(0, 0.9, CLIENTS))
-    for client in sorted(set(packets) - bad)[:1]:
-        try:
+    for client in [client for client in honest if client in packets][:1]:
+        with _refused_never(f"honest client {client} refuses what comes after a round with bad replies"):
             respond(run.bench, [client_states[client]], [run.sites[client]], [packets[client]])
-        except FedRPError as error:
-            raise BrokenRuleError(
-                f"honest client {client} refuses what comes after a round with bad replies: {error}"
-            ) from None
+
+
+@contextlib.contextmanager
+def _refused_never(rule: str) -> Iterator[None]:
+    try:
+        yield
+    except FedRPError as error:
+        raise BrokenRuleError(f"{rule}: {error}") from None
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {"wire": wire_target, "client": client_target, "server": server_target}

@@ -13,6 +13,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -31,6 +32,7 @@ MASK_SECRETS = [sha256(f"mask secret of {name}".encode()).digest() for name in N
 EPOCHS = {first: sha256(f"secret dealt for round {first}".encode()).digest() for first in (0, 3)}
 ROUND_KEYS = [oracle.round_key(EPOCHS, round_) for round_ in range(5)]
 SIGN = 2 << 8 | 1  # the projection `sign`, version 1
+GAUSSIAN = 1 << 8 | 1
 AGGREGATES = [[0.5, -1.25, 3.0, 0.0], [0.0, 1e-3, -7.5, 2.0**-20], [1.0, 1.0, 1.0, 1.0]]
 SERVER = 2**24 - 1
 FLOATS = ("clip", "noise_multiplier", "clip_quantile", "quorum")  # among the settings below
@@ -200,6 +202,53 @@ def masks():
     return cases
 
 
+def final_means():
+    """Round T + 1 of a run of two rounds, unmasked or masked, whose clients' models are averaged then."""
+    everyone = [
+        (client, oracle.mask_private(secret), oracle.public(oracle.mask_private(secret)))
+        for client, secret in enumerate(MASK_SECRETS)
+    ]
+    bound, last, context = 64.0, 3, oracle.context(RUN, GAUSSIAN)
+    models = [[0.5, -0.25, 65.0, 1e-3, -2.0], [0.25, 0.75, -1.0, 0.0, 2.5], [-1.5] * 5, [3.0, 1 / 3, -0.5, 1e-7, 0.125]]
+    models = [[float(np.float32(number)) for number in model] for model in models]
+    step = 16 * bound * 4 / (2**31 - 1 - 4)
+    cases = []
+    for masked in (False, True):
+        # With fewer rounds and weights that the exchange does not have.
+        told = {**SETTINGS, "algorithm": "fedrp", "rounds": 2, "dim": 4, "projection": "gaussian", "rho": 0.1}
+        told |= {"deliver": "average", "secure_aggregation": masked, "weighting": "uniform" if masked else "samples"}
+        told |= {"clip": None, "noise_multiplier": None, "key_epoch": 1}
+        if masked:  # own: all rounds
+            chain = [(t, t - 1, AGGREGATES[t - 2] if t > 1 else None, ROUND_KEYS[t - 1]) for t in (1, 2, 3)]
+        else:  # aggregate: the latest one
+            chain = [(0, 2, AGGREGATES[1], ROUND_KEYS[2])]
+        digest = oracle.settings_digest(told)
+        for applied_in, past, aggregate, key in chain:
+            digest = oracle.transcript(digest, applied_in, past, aggregate, key)
+        scene = oracle.Scene(RUN, last, ROSTER, [0, 1, 2, 3], [1, 1, 1, 1], digest, ROUND_KEYS[last])
+        encoded = [oracle.fixed_point(model, bound, step, 1) for model in models]
+        words = [oracle.added(own, scene, one, everyone, b"upload") for own, one in zip(encoded, everyone, strict=True)]
+        mean = oracle.mean([sum(column) % 2**32 for column in zip(*words, strict=True)], step, 4)
+        mark = digest[:4] if masked else bytes(4)
+        uploads = [oracle.message(6, context, last, c, own, 2, 1, mark) for c, own in enumerate(words)]
+        cases.append(
+            {
+                "settings": json.dumps(told), "run": RUN, "roster": ROSTER, "mask_secrets": MASK_SECRETS,
+                "memory": "own" if masked else "aggregate",
+                "steps": [
+                    {"applied_in": applied_in, "past": past, "aggregate": aggregate, "round_key": key}
+                    for applied_in, past, aggregate, key in chain
+                ],
+                "transcript": digest, "round": last, "round_key": ROUND_KEYS[last], "context": context,
+                "asked": oracle.message(8, context, last, SERVER, [0, 1, 2, 3, 1, 1, 1, 1], 2, 4, bytes(4)),
+                "models": models, "encoded": encoded, "uploads": uploads,
+                "mean": mean, "aggregate": oracle.message(7, context, last, SERVER, mean, 1, 0, bytes(4)),
+                "finish": oracle.message(9, context, last, SERVER, b"", 0, 0, bytes(4)),
+            }
+        )  # fmt: skip
+    return cases
+
+
 def levels():
     """Three clients of a run with up to five; before there is a common norm, and after. Few and many bits; m = 6, 8."""
     cases, most = [], 64.0
@@ -319,6 +368,7 @@ def sections():
         "model_marks": model_marks(),
         "initial_models": initial_models(),
         "noise": noise(),
+        "final_means": final_means(),
         "contexts": contexts(),
         "wire": wire(),
     }

@@ -14,7 +14,7 @@ import make_protocol_vectors as maker
 from fedrp.algorithms.client_side import own_normals, own_words
 from fedrp.algorithms.pipeline import Pipeline
 from fedrp.algorithms.resolve import resolved
-from fedrp.algorithms.servers import SERVERS
+from fedrp.algorithms.servers import SERVERS, server_side, wire_tag
 from fedrp.algorithms.subspace import fingerprint
 from fedrp.algorithms.table import ALGORITHMS
 from fedrp.compression import grid
@@ -33,6 +33,7 @@ from fedrp.crypto.secure_aggregation import Cohort
 from fedrp.errors import ProtocolError
 from fedrp.learning.initial import drawn_initial, initial_laws
 from fedrp.mechanisms.base import AtClient
+from fedrp.mechanisms.delivery import stage
 from fedrp.projection.families import FAMILIES
 from fedrp.projection.tags import projection_tag
 from fedrp.protocol import limits, wire
@@ -58,6 +59,10 @@ def secret(text):
 
 def floats(texts, dtype=np.float64):
     return np.array([float.fromhex(text) for text in texts], dtype)
+
+
+def never_asked():
+    raise AssertionError("there is no noise, and nothing is rounded by coins")
 
 
 def identities():
@@ -266,6 +271,44 @@ def test_noise_comes_from_the_identity_and_the_packet_and_lies_on_a_grid(case):
         sent = clipped_and_noised(config, update, key, upload["participants"])
         assert sent.tolist() == floats(upload["sent"]).tolist()
         assert not (sent / float.fromhex(upload["step"]) % 1).any()
+
+
+@every("final_means")
+def test_the_mean_of_final_models_is_a_masked_round_more(case):
+    """From what the run's settings say of the exchange to the messages of round T + 1."""
+    rounds = Resolved.of(RunConfig(**json.loads(case["settings"])))
+    config = stage(rounds, case["round"])
+    assert (config.rounds, config.secure_aggregation, config.before) == (case["round"], True, rounds)
+    side, cohort = server_side(config), Cohort((0, 1, 2, 3), (1, 1, 1, 1))
+    pipeline, own = Pipeline.of(config, side), side.memory == "own"
+    assert side.memory == case["memory"]
+    assert (config.weighting, config.participation) == ("uniform", 1.0)
+    transcript = settings_digest(rounds)
+    for step in case["steps"]:
+        aggregate = None if step["aggregate"] is None else floats(step["aggregate"], np.float32)
+        transcript = extended(transcript, step["applied_in"], step["past"], aggregate, secret(step["round_key"]))
+    assert transcript.hex() == case["transcript"]
+    maskers = maskers_of({**case, "clients": cohort.clients, "weights": cohort.weights})
+    context, total = wire.context_of(raw(case["run"]), wire_tag(config)), np.zeros(5, np.uint32)
+    assert context.hex() == case["context"]
+    for client, masker in enumerate(maskers):
+        model = floats(case["models"][client], np.float32)
+        at_client = AtClient(None, 4, never_asked, never_asked, lambda _text: None, cohort)
+        words = pipeline.sent(model, at_client)
+        assert words.tolist() == case["encoded"][client]
+        masked = masker.masked(words)
+        total += masked
+        mark = transcript[:4] if own else bytes(4)
+        upload = Message(Kind.UPLOAD, context, case["round"], client, masked, 1, mark)
+        assert wire.encode([upload]).hex() == case["uploads"][client]
+    mean = pipeline.aggregate([], total, 4.0, cohort)
+    assert np.array_equal(mean, floats(case["mean"], np.float32))
+    told = {
+        "asked": Message(Kind.ROUND, context, case["round"], wire.SERVER, cohort.payload(), 4),
+        "aggregate": Message(Kind.AGGREGATE, context, case["round"], wire.SERVER, mean),
+        "finish": Message(Kind.FINISH, context, case["round"], wire.SERVER, wire.EMPTY),
+    }
+    assert {name: wire.encode([message]).hex() for name, message in told.items()} == {n: case[n] for n in told}
 
 
 @every("contexts")

@@ -12,11 +12,11 @@ import multiprocessing
 import signal
 import sys
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import current_process
+from multiprocessing.process import BaseProcess, current_process
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any, ClassVar
@@ -56,6 +56,21 @@ def _without_program() -> Iterator[None]:
         sys.modules["__main__"] = program
 
 
+def started(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+    """A new process that calls `target(pipe, *arguments)`, and our end of the pipe. It ends with this process at last.
+
+    Ctrl-C does not reach it, and it does not run the user's program.
+    """
+    start_fork_server()
+    context = multiprocessing.get_context("forkserver")
+    pipe, other = context.Pipe()
+    process = context.Process(target=target, args=(other, *arguments), daemon=True)
+    with _uninterrupted(), _without_program():
+        process.start()
+    other.close()
+    return process, pipe
+
+
 def _packed(make: Make) -> memoryview:
     """Pickled with all that the program itself defines; tensors as shared memory.
 
@@ -85,13 +100,7 @@ class ProcessWorker:
     kept = None
 
     def __init__(self) -> None:
-        start_fork_server()
-        context = multiprocessing.get_context("forkserver")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other,), daemon=True)
-        with _uninterrupted(), _without_program():
-            self._process.start()
-        other.close()
+        self._process, self._pipe = started(_serve)
 
     def begin(self, make: Make) -> None:
         """Let go of what was held; `make` is pickled."""

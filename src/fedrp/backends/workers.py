@@ -26,14 +26,19 @@ class LostWorkerError(FedRPError):
     @classmethod
     def of(cls, process: int | None, code: int | None) -> "LostWorkerError":
         """The error for a process that ended with this exit code; below 0 it is that of a signal."""
-        how = f"ended with exit code {code}"
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-            how = f"was killed by signal {name}"
-        if code == -signal.SIGKILL:
-            how += ", as the system does where memory is short: fewer workers take less of it"
         kept = "where the run has a folder, completed rounds are kept: go on with resume=True (--resume)"
-        return cls(f"worker process {process} {how}; {kept}")
+        return cls(f"worker process {process} {ending(code)}; {kept}")
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, by its exit code; below 0 it is that of a signal."""
+    how = f"ended with exit code {code}"
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+        how = f"was killed by signal {name}"
+    if code == -signal.SIGKILL:
+        how += ", as the system does where memory is short: fewer workers take less of it"
+    return how
 
 
 class Served(Protocol):
