@@ -245,7 +245,9 @@ def runs() -> tuple[Federation, ...]:
     ]
     told = tiny_config("fedavg-dp", clients=CLIENTS, rounds=ROUNDS, clip_quantile=0.5, noise_multiplier=0.1)
     averaged = [
-        tiny_config("fedrp", clients=CLIENTS, rounds=2, quorum=0.75, secure_aggregation=masked, lr=0.01, deliver="average")
+        tiny_config(
+            "fedrp", clients=CLIENTS, rounds=2, quorum=0.75, secure_aggregation=masked, lr=0.01, deliver="average"
+        )
         for masked in (True, False)
     ]
     return tuple(Federation(config, tiny_task(3 * CLIENTS)) for config in (*configs, told, *averaged))
