@@ -40,7 +40,20 @@ NOT_RUN = {
 MINUTES = ("audit", "attack", "sensitivity", "bench")  # commands that slow tests run, as they are printed
 OTHERS = {  # programs that are not ours: those of Flower are looked at in test_docs.py
     *("openssl", "ssh-keygen", "flower-superlink", "flwr", "ray", "pip", "make", "python", "python3", "."),
-    *("echo", "cat", "set", "git", "cd", "mkdir", "tensorboard", "mlflow", "wandb", "OMP_NUM_THREADS=1"),
+    *(
+        "echo",
+        "cat",
+        "set",
+        "export",
+        "git",
+        "cd",
+        "mkdir",
+        "mv",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "OMP_NUM_THREADS=1",
+    ),
 }
 SMALLER = ["--rounds", "1", "--train-examples", "2000"]  # what trains is run on less
 
