@@ -188,7 +188,6 @@ def test_masked_sums_carry_the_stated_noise_also_where_only_a_quorum_is_left(
     assert has_deviation(scaled, share)
     assert not has_deviation(scaled, 0.75 * share)
     assert not has_deviation(scaled, 1.3 * share)
-    assert min(arrived) - 1 >= (z * clip / share) ** 2 * (1 - 1e-9)  # of all but a curious one: at least z C
 
 
 @pytest.mark.parametrize(

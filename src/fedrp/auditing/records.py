@@ -177,15 +177,7 @@ class _Claim:
     def _sums(self, records: torch.Tensor, rng: np.random.Generator) -> FloatArray:
         """What every step gives (steps x d), times the expected size of a batch: a noised sum."""
         model = _model(records.shape[1])
-        gradients: Gradients = per_example(model)
-        runs, share, clip = self.steps, 1.0, CLIP
-        if self.fault is RecordFault.WRONG_RATE:
-            runs = dataclasses.replace(runs, batch_size=4 * runs.batch_size)
-        elif self.fault is RecordFault.NO_CLIP:
-            share, clip = CLIP / (4 * PUSH), 4 * PUSH
-        elif self.fault is RecordFault.BATCH_CLIP:
-            gradients = _WholeBatch(gradients)
-        share *= {RecordFault.NO_NOISE: 0.0, RecordFault.HALF_NOISE: 0.5}.get(self.fault, 1.0)
+        runs, share, clip, gradients = as_it_runs(self.fault, self.steps, per_example(model))
         weights, found = torch.zeros(records.shape[1]), []
         data = Examples(records, torch.zeros(len(records)))
         for _ in range(self.steps.rounds):

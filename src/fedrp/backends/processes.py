@@ -117,7 +117,7 @@ class ProcessWorker:
     def _lost_if_closed(self) -> Iterator[None]:
         try:
             yield
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of a message
             raise self._lost() from None
 
     def receive(self) -> Any:

@@ -103,7 +103,8 @@ def require_agreed(agreed: Path, run_config: Values) -> None:
     if asked.record_private:  # what a record is promised depends on how often it is drawn
         free -= {"local_epochs", "batch_size"}
     settled = training_defaults(expected)  # who writes a default down asks for nothing else
-    for name, value in dataclasses.asdict(training_defaults(asked)).items():
+    given = dataclasses.asdict(training_defaults(asked))
+    for name, value in sorted(given.items(), key=lambda item: item[0] != "dp_unit"):  # it decides on other defaults
         wanted = getattr(settled, name)
         if value == wanted or (name in free and name not in listed):
             continue

@@ -218,9 +218,10 @@ def require_noise_above_grid(config: Resolved) -> None:
     except ConfigError:  # the bound does not hold for so little noise
         cost = 1.0
     if cost > config.dp_delta / 1000:
+        remedy = "a smaller batch_size" if config.sums_records else "secure_aggregation=False"
         raise ConfigError(
             f"noise_multiplier={config.noise_multiplier:g} is too small to be rounded before masking: "
-            "use more noise, or secure_aggregation=False"
+            f"use more noise, or {remedy}"
         )
 
 

@@ -15,10 +15,8 @@ HIDDEN = "nobody learns who took part or how many: noise level and denominator d
 
 RECORDS = "the number of records that sampling rate, steps and denominator are made of is no secret, and stays the same"
 RECORD_COINS = "each record is in a batch by a secret coin of its own (AES-256 under the site's key is unbroken)"
-RECORD_CLIP = (
-    "what each record adds to a batch is clipped by itself, does not depend on other records (not even by rounding), "
-)
-RECORD_CLIP += "and the noise is ideal Gaussian"
+RECORD_CLIP = "what each record adds to a batch is clipped by itself, depends neither on other records nor on its "
+RECORD_CLIP += "place among them (not even by rounding), and the noise is ideal Gaussian"
 
 
 def implied_assumptions(event: events.Event) -> tuple[str, ...]:

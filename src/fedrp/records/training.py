@@ -151,18 +151,12 @@ class SiteRound:
         """The exact sum of a batch's clipped gradients, and how many more than half of them were below C."""
         total, below = torch.zeros(size, dtype=torch.float64, device=weights.device), 0.0
         seed = int(self._secret("layers", step).keystream(8).view("<u8")[0]) >> 1
-        for rows, used in self.gradients.gradients(weights, *self._batch(step), self._places, seed):
+        for rows, used in self.gradients.gradients(weights, *self._batch(step), self.microbatch, seed):
             mapped = rows if self.objective.project is None else self.objective.project(rows)
             bounded, short = clipped_rows(mapped, clip)
             total += bounded[:used].sum(dim=0, dtype=torch.float64)
             below += float(short[:used].sum()) - used / 2
         return total.cpu().numpy(), below
-
-    @property
-    def _places(self) -> int:
-        """Rows in memory together: no more than are used where batches are small, and the same in every step."""
-        expected, rate = self.own.steps.expected, self.own.steps.rate
-        return min(self.microbatch, 1 + math.ceil(expected + 2 * math.sqrt(expected * (1 - rate))))
 
     def _batch(self, step: int) -> Examples:
         """The records whose coins say so."""

@@ -35,10 +35,7 @@ class Made(NamedTuple):
 
 def run_name(config: RunConfig) -> str:
     """The folder of a run: two that have the same settings are the same run."""
-    settings = settings_of(config)
-    if settings["deliver"] in (None, "client"):  # what runs did before there was such a setting: they are found again
-        del settings["deliver"]
-    text = json.dumps(settings, sort_keys=True)
+    text = json.dumps(settings_of(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
 
 

@@ -111,7 +111,7 @@ def _received(pipe: Connection, process: BaseProcess) -> Event:
     """What a process says; of one that has gone without a word, how it ended."""
     try:
         event: Event = pipe.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):  # also in the middle of a message
         process.join()
         return Failed(f"its process {ending(process.exitcode)}; completed rounds are kept")
     return event
