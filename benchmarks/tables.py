@@ -197,7 +197,7 @@ def clients_mean(results: Results) -> str:
 def comparison_table() -> str:
     """Every algorithm on every task, with its defaults and with the best of what was kept."""
     rows = [
-        [f"`{algorithm}`", kind, *(_compared(of(setting, algorithm)) for setting in SETTINGS)]
+        [algorithm, kind, *(_compared(of(setting, algorithm)) for setting in SETTINGS)]
         for algorithm in ALGORITHMS
         for kind, of in (("default", default_of), ("best", best_of))
     ]
