@@ -110,9 +110,8 @@ def _work(bench: Workbench, client: Client, site: Site, packet: bytes) -> _Work:
 def begun(bench: Workbench, client: Client, site: Site, packet: bytes) -> Client:
     """The client with the round counted that a packet asks for, to be stored before it trains.
 
-    So whatever a record does to training, the round counts; and is done again only for the same bytes, hence with the
-    same coins and noise. A packet whose round is refused whatever the data are does not count; one that is refused for
-    what else it asks may.
+    So whatever a record does to training, the round counts; and is done again only for the same bytes, with the same
+    coins and noise. A packet whose round is refused does not count; one that is refused for what else it asks may.
     """
     work = _work(bench, client, site, packet)
     if work.round is None or work.answered or work.complaint:
