@@ -80,6 +80,23 @@ def test_an_image_that_does_not_belong_shows_that_noise_is_missing(fault: Record
     assert audit_example(ALL, ALL.noise_for(4.0, 1e-5), 1e-5, trials, fault=fault).violated
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("audit --canary=example", "--canary is for a site's own noise"),
+        ("audit --records=5", "--records is for a site's own noise"),
+        ("audit --dp-unit=record --dp-noise=shared --canaries=5", "--canaries is for a site's own noise"),
+        ("audit --dp-unit=record --canary=example --canaries=3", "--canaries is for --canary gradient"),
+        ("audit --dp-unit=record --noise-multiplier=0", "noise_multiplier=0.0 is not valid"),
+        ("privacy --records=6000 --dp-epsilon=0", "dp_epsilon=0.0 is not valid"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(command: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(command.split())
+    assert capsys.readouterr().err.startswith(f"fedrp: {told}")
+
+
 @pytest.mark.parametrize("canary", ["gradient", "example"])
 def test_the_command_plays_with_either_canary(canary: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--dp-unit=record", "--records=3", "--batch-size=3", "--noise-multiplier=2", "--trials=4"]

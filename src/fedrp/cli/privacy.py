@@ -152,13 +152,11 @@ _ADVERSARIES = ("server", "one-vector", "server-and-client", "clients", "model-h
     *("dp_delta", "dp_noise", "ball", "norm_floor", "secure_aggregation", "dp_unit", "batch_size", "local_epochs"),
     usual=_AUDITED,
 )
-@click.option("--records", type=int, default=8, show_default=True, help="with --dp-unit record: how many a site has")
+@click.option("--records", type=int, help="with --dp-unit record: how many a site has  [default: 8]")
 @click.option(
     "--canary",
     type=click.Choice(["gradient", "example"]),
-    default="gradient",
-    show_default=True,
-    help="with --dp-unit record: a gradient of any choice, or an image that does not belong to the others",
+    help="with --dp-unit record: a gradient of any choice (default), or an image that does not belong to the others",
 )
 @click.option("--canaries", type=int, help="with --dp-unit record: of the game in one run  [default: all records]")
 @click.option("--trials", default=1000, show_default=True, help="runs in each of the two worlds")
@@ -175,8 +173,8 @@ def audit(
     broken: str | None,
     parameters: int | None,
     as_json: bool,
-    records: int,
-    canary: str,
+    records: int | None,
+    canary: str | None,
     canaries: int | None,
     **given: Any,
 ) -> None:
@@ -190,8 +188,11 @@ def audit(
     if given.get("dp_unit") == "record" and given.get("dp_noise") != "shared":
         from fedrp.cli.records import print_audit
 
-        print_audit(given, records, trials, canary, canaries or records, confidence, broken, as_json)
+        print_audit(given, records, trials, canary, canaries, confidence, broken, as_json)
         return
+    for name, value in (("records", records), ("canary", canary), ("canaries", canaries)):
+        if value is not None:
+            raise ConfigError(f"--{name} is for a site's own noise: add --dp-unit record, without --dp-noise shared")
     from fedrp.auditing.canary import Fault
     from fedrp.auditing.canary import audit as play
     from fedrp.config.checks import require_choice

@@ -9,6 +9,7 @@ from fedrp.cli.common import Settings, counting, leaks_more, tell_audit
 from fedrp.errors import ConfigError
 
 _SHOWN = ("algorithm", "dataset", "clients", "rounds", "headline", "sites")
+_RECORDS = 8  # of the site that is audited
 _NEAR = 1.5  # a kept run is near if its epsilon is at most so many times larger or smaller
 
 
@@ -28,9 +29,11 @@ def print_plan(
     Raises:
         ConfigError: not one of target and noise is given, or the numbers of records are none.
     """
+    from fedrp.config.checks import require
     from fedrp.records.defaults import BATCH_SIZE
     from fedrp.records.steps import LocalSteps, plan
 
+    require(dp_epsilon is None or dp_epsilon > 0, "dp_epsilon", dp_epsilon, "a number above 0")
     if (dp_epsilon is None) == (noise_multiplier is None):
         raise ConfigError("with --records give either --dp-epsilon or --noise-multiplier: the other one follows")
     try:
@@ -61,10 +64,10 @@ def print_plan(
 
 def print_audit(
     given: Settings,
-    records: int,
+    records: int | None,
     trials: int,
-    canary: str,
-    canaries: int,
+    canary: str | None,
+    canaries: int | None,
     confidence: float,
     broken: str | None,
     as_json: bool,
@@ -76,7 +79,7 @@ def print_audit(
     """
     from fedrp.auditing.examples import audit_example
     from fedrp.auditing.records import RecordFault, audit_records
-    from fedrp.config.checks import require_choice
+    from fedrp.config.checks import require, require_choice
     from fedrp.records.defaults import BATCH_SIZE
     from fedrp.records.promise import DEFAULT_EPSILON
     from fedrp.records.steps import LocalSteps
@@ -85,15 +88,21 @@ def print_audit(
     require_choice("broken", fault, [known.value for known in RecordFault])
     values = {name: value for name, value in given.items() if value is not None}
     usual = {"batch_size": BATCH_SIZE, "local_epochs": 1, "rounds": 1}
+    records = _RECORDS if records is None else records
     steps = LocalSteps(records, *(values.get(name, number) for name, number in usual.items()))
     delta, noise = values.get("dp_delta", 1e-5), values.get("noise_multiplier")
+    require(noise is None or noise > 0, "noise_multiplier", noise, "a number above 0: without noise nothing is claimed")
+    if canary == "example" and canaries is not None:
+        raise ConfigError("--canaries is for --canary gradient: an image is played one at a time")
     if noise is None:
         noise = steps.noise_for(values.get("dp_epsilon", DEFAULT_EPSILON), delta)
     with counting("trials") as on_step:
         seed, kind = values.get("seed", 0), RecordFault(fault)
         claim = (steps, noise, delta, trials)
         last = (confidence, kind, seed, lambda done: on_step(done, trials))
-        found = audit_example(*claim, *last) if canary == "example" else audit_records(*claim, canaries, *last)
+        found = (
+            audit_example(*claim, *last) if canary == "example" else audit_records(*claim, canaries or records, *last)
+        )
     mechanism = f"{steps.of_the_run} steps, rate {steps.rate:.4g}, noise multiplier {noise:.4g}"
     claimed = f"{found.claimed:.4g} at delta {delta:g}, whoever looks"
     tell_audit(found.as_json(), mechanism, claimed, f"confidence {confidence:g}, {trials} runs a world", as_json)
